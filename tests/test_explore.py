@@ -16,10 +16,10 @@ import explore
 from ada_sampler import RULES, SamplerConfig
 from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
 from helpers import ROOT
-from parts import what_if
+from explorer import what_if
 from parts.folder import append
-from parts.grader import NO_VERDICT
-from parts.plot import PANELS, drawn_rows
+from parts.folder import NO_VERDICT
+from explorer.panels import PANELS, drawn_rows
 from rewards import extract_answer
 from test_ada_sampler import coins, run
 

@@ -5,7 +5,6 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ import torch
 import explore
 import minirl
 from helpers import HANG, ROOT
-from parts import what_if
-from parts.grader import NO_VERDICT
+from explorer import what_if
+from parts.folder import NO_VERDICT
 from test_explore import HOSTILE, make, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
@@ -23,7 +22,6 @@ PHONE = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=Tru
 pytestmark = pytest.mark.slow
 
 
-# ---------------------------------------------- a browser and its pages
 @pytest.fixture(scope="module")
 def chromium():
     reason = "playwright is not installed: make extras"
@@ -41,7 +39,7 @@ def chromium():
 def recorded(tmp_path_factory):
     """The page of `four`, as the command makes it."""
     place = make(tmp_path_factory.mktemp("runs") / "four")
-    explore.main(explore.PageConfig(run=str(place)))
+    explore.main(explore.PageConfig(str(place)))
     return place / "explore.html"
 
 
@@ -82,8 +80,9 @@ def recorded_groups(name="four", step=None):
     return [row for row in recorded_run(name)["groups"] if step in (None, row["step"])]
 
 
-def recorded_group(step, place, name="four"):
-    return next(g for g in recorded_groups(name, step) if g["place"] == place)
+def recorded_group(place=9, name="four"):
+    """Of step 10."""
+    return next(g for g in recorded_groups(name, 10) if g["place"] == place)
 
 
 def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
@@ -112,7 +111,6 @@ def address(page):
     return page.evaluate("location.hash")
 
 
-# ---------------------------------------------- the way through the page
 TOO_WIDE = """[...document.querySelectorAll("header, header *, main, main *")].filter(
     e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest("#visits")
 ).map(e => e.outerHTML)"""
@@ -134,7 +132,7 @@ def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width)
     on("prompts", curve, position=dict(x=box["width"] * across, y=box["height"] / 2))
     assert address(page) == "#/run/0/step/10" and page.title() == "step 10 · curves · four"
     on("prompt", page.locator(".row", has_text="7+2+3=?"))
-    group = recorded_group(10, 9)
+    group = recorded_group()
     said = page.locator(".baseline").get_attribute("aria-label")
     assert said == "pool mean 0.813, kept mean 0.5"  # 13 of 16, and 2 of 4
     kinds = [bar.get_attribute("class") for bar in page.locator(".draw .lane i").all()]
@@ -193,8 +191,7 @@ def test_filters_sorts_and_the_search_choose_what_they_say(browse):
 # ---------------------------------------------- Eq. 7 with a token's numbers
 OBJECTIVES = [
     dict(), dict(weight_cap=1.0), dict(weight_cap=0.0), dict(clip=False),
-    dict(importance="staleness"), dict(importance="none"),
-    dict(mask="dppo", delta=0.05), dict(mask="icepop"),
+    dict(importance="staleness"), dict(importance="none"), dict(mask="dppo"), dict(mask="icepop"),
     dict(objective="grpo", eps_low=0.05, eps_high=0.05), dict(objective="grpo", clip=False),
     dict(objective="cispo", eps_low=0.05, eps_high=0.05)]
 TERMS = """config => {
@@ -214,9 +211,8 @@ def by_the_objective(s, config):
     columns = s["theta"], s.get("old", s["theta"]), s["mu"]
     theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in columns)
     theta.requires_grad_()
-    with mock.patch.object(minirl, "DELTA", config.get("delta", minirl.DELTA)):
-        term, mask, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
-                                         SimpleNamespace(**config))
+    term, mask, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
+                                     SimpleNamespace(**config))
     (push,) = torch.autograd.grad(term.sum(), theta)
     return term.tolist(), mask.tolist(), push.tolist()
 
@@ -232,9 +228,12 @@ def with_random_tokens(s, coefficient, count=200):
         s.pop(name, None)
 
 
-def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
-    """Its value, and whether there is a gradient, for any numbers and settings."""
-    group = recorded_group(10, 9)
+def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse, monkeypatch):
+    """Its value, and whether there is a gradient, for any numbers, settings and constants."""
+    for module in (minirl, explore):
+        monkeypatch.setattr(module, "DPPO_DELTA", 0.05)
+        monkeypatch.setattr(module, "ICEPOP_BOUNDS", (0.8, 1.25))
+    group = recorded_group()
     trained = [i for i, s in enumerate(group["pool"]) if "theta" in s and i != 5][:2]
     for i, coefficient in zip(trained, (0.7, -0.4)):
         with_random_tokens(group["pool"][i], coefficient)
@@ -263,7 +262,7 @@ def expected_stopped(sample, **settings):
 def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse):
     """And on the page of a step it counts those of the whole step."""
     page = browse("#/run/0/step/10/prompt/16/sample/0")
-    sample = recorded_group(10, 16)["pool"][0]
+    sample = recorded_group(16)["pool"][0]
     recorded, seen = {t for t, m in enumerate(sample["mask"]) if m == "0"}, set()
     assert stopped(page) == recorded
     for eps in (0.01, 0.05, 0.6):
@@ -285,9 +284,36 @@ def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse):
     assert int(count) == wanted > 5
 
 
+def warned(page):
+    banner = page.locator("#differences")
+    return banner.inner_text() if banner.is_visible() else ""
+
+
+def test_a_banner_says_where_the_pages_terms_are_not_those_that_were_logged(browse):
+    """On all views; and there is none where they agree, up to rounding."""
+    for name in ("four", "one"):
+        assert warned(browse(data=dict(runs=[run_of(recorded_groups(name), name)]))) == ""
+    group, stopped = recorded_group(), recorded_group()
+    group["pool"][5]["weight"][3] *= 1.01
+    stopped["pool"][5]["mask"] = "0" * len(stopped["pool"][5]["tokens"])
+    first = "token 4 of answer 6 to prompt 10 of step 10"
+    for changed, config, words in (
+            (group, {}, f"1 token of mine .* The first is {first}: its weight is "),
+            (stopped, {}, r"\d+ tokens of mine .*: its mask is 1 here and 0 in the log"),
+            (recorded_group(), dict(eps_low=0.9, eps_high=9.0), "its mask is 1 here and 0 in"),
+            (recorded_group(), dict(objective="own"), "does not know the objective own of mine")):
+        page = browse(data=dict(runs=[run_of([changed], **config)]))
+        assert re.search(words, warned(page)), words
+        go(page, "#/run/0/step/10")
+        assert re.search(words, warned(page)), words
+    page = browse(data=dict(runs=[run_of([group])]))
+    page.click("#differences a")
+    page.wait_for_selector(".token.chosen[data-t='3']")
+
+
 # ---------------------------------------------- another sampler
 def test_the_panel_tells_what_another_rule_would_have_kept(browse):
-    group = recorded_group(10, 9)
+    group = recorded_group()
     what_if.add_to(run_of([group]))
     fate, rewards = group["what_if"]["ada-pos"], [s["reward"] for s in group["pool"]]
     page = browse(PROMPT)
@@ -303,7 +329,7 @@ def test_the_panel_tells_what_another_rule_would_have_kept(browse):
 # ---------------------------------------------- what a model may write
 def test_what_a_model_wrote_is_only_text(browse, tmp_path):
     text = " ".join(hostile[:1000] for hostile in HOSTILE)
-    group = recorded_group(10, 9) | dict.fromkeys(("prompt", "gold", "id", "outcome"), text)
+    group = recorded_group() | dict.fromkeys(("prompt", "gold", "id", "outcome"), text)
     for s in group["pool"]:
         s |= dict.fromkeys(("text", "reason", "status", "answer", "finish_reason"), text)
         if "tokens" in s:
@@ -352,7 +378,7 @@ def test_two_runs_stand_side_by_side(browse):
         metrics = [dict(step=step, reward_first_round=reward) for step in range(1, 7)]
         runs.append(run_of(recorded_groups(name), name, metrics, evals))
     page = browse(PROMPT, data=dict(runs=runs))
-    draws = [len(recorded_group(10, 9, name)["pool"]) for name in ("four", "one")]
+    draws = [len(recorded_group(name=name)["pool"]) for name in ("four", "one")]
     assert page.locator(".draw").count() == sum(draws)
     page.click("#beside")
     page.click("#other-run")
@@ -374,7 +400,7 @@ STATUSES = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
 
 def test_whatever_a_log_holds_or_lacks_is_said_where_it_matters(browse):
     def group(step, place=9):
-        return recorded_group(10, 9) | dict(step=step, place=place, id=f"{step}/{place}")
+        return recorded_group() | dict(step=step, place=place, id=f"{step}/{place}")
 
     broken, bare = group(10), group(13)
     broken["pool"][5]["theta"] = [None] * 16  # as an update leaves it that was not made

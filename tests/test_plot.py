@@ -7,10 +7,10 @@ import pytest
 from matplotlib.figure import Figure
 
 import compare
+from explorer import panels
 from helpers import ROOT, lines
 from parts import plot
-from parts.folder import append
-from parts.grader import NO_VERDICT
+from parts.folder import NO_VERDICT, append
 from test_explore import make
 
 PNG = b"\x89PNG\r\n"
@@ -20,59 +20,57 @@ def is_picture(path):
     return path.read_bytes().startswith(PNG) and path.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("settings, drawn", [
-    ({}, False), (dict(mini_batches=4), True), (dict(rollout_dtype="bfloat16"), True),
-    (dict(kv_cache_dtype="fp8"), True), (dict(dtype="bfloat16"), True)])
-def test_what_is_flat_by_construction_is_not_drawn(tmp_path, monkeypatch, settings, drawn):
-    """With one mini-batch in float32 no token is clipped and all weights are 1."""
-    run = make(tmp_path / r"a$\frac$", name="one", **settings)
-    panels = [(*panel, keys | dict(absent="")) for *panel, keys in plot.PANELS if panel[1] in (
+@pytest.mark.parametrize("name, weight, drawn", [
+    ("one", 1.0, False), ("one", 1.1, True), ("four", 1.0, True)])
+def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, drawn):
+    """Where all weights are 1 but for rounding: then no token is masked."""
+    run = make(tmp_path / r"a$\frac$", name=name)
+    some = [(*panel, keys | dict(absent="")) for *panel, keys in panels.PANELS if panel[1] in (
         "Reward while training", "Tokens stopped by the mask", "Engine against trainer")]
-    monkeypatch.setattr(plot, "PANELS", panels)
-    append(run / "metrics.jsonl", dict(step=99))  # with none of these numbers
+    monkeypatch.setattr(panels, "PANELS", some)
+    append(run / "metrics.jsonl", dict(step=98, weight_min=1.0, weight_max=weight), dict(step=99))
     (run / "eval.jsonl").unlink()
     monkeypatch.chdir(run)
     with mock.patch.object(plot, "label_panel", wraps=plot.label_panel) as labelled:
         assert is_picture(plot.draw_run("."))
     scales = [call.args[0].get_yscale() for call in labelled.call_args_list]
     assert scales == ["linear", "log", *["linear"] * drawn]
-    assert plot.read_run(".")["name"] == run.name
+    assert panels.read_run(".")["name"] == run.name
 
 
 def test_every_panel_is_explained_under_its_title():
     explained = (ROOT / "docs" / "runs.md").read_text()
-    assert [title for _, title, _, _ in plot.PANELS if f"| {title} |" not in explained] == []
+    assert [title for _, title, _, _ in panels.PANELS if f"| {title} |" not in explained] == []
 
 
 @pytest.mark.parametrize("names, drawn", [
     ([], None), (["a"], None), (["a", "$b"], ["a", r"\$b"]),
     ("abcdefghi", [*"abcdefghi"])])  # more than there are colours
 def test_parts_of_the_reward_have_a_panel_if_there_are_several(tmp_path, monkeypatch, names, drawn):
-    monkeypatch.setattr(plot, "PANELS", [p for p in plot.PANELS if p[0] == "parts"])
+    monkeypatch.setattr(panels, "PANELS", [p for p in panels.PANELS if p[0] == "parts"])
     rows = [dict(step=1, samples=4), *(dict({f"reward/{name}": 1.0}, step=2) for name in names)]
-    append(tmp_path / "metrics.jsonl", *rows)
-    panels = [dict(zip(("kind", "title", "unit", "keys"), panel)) for panel in plot.panels_of(rows)]
-    assert [panel["keys"] for panel in panels] == [
-        {f"reward/{name}": name for name in names}] * bool(drawn)
+    append(make(tmp_path / "mine") / "metrics.jsonl", *rows)
+    keys = [keys for *_, keys in panels.panels_of(rows)]
+    assert keys == [{f"reward/{name}": name for name in names}] * bool(drawn)
     with mock.patch.object(plot, "label_panel", wraps=plot.label_panel) as labelled:
-        plot.draw_run(tmp_path)
-    found = [call.args[0].get_legend_handles_labels()[1] for call in labelled.call_args_list]
-    assert found == ([drawn] if drawn else [])
+        plot.draw_run(tmp_path / "mine")
+    labels = [call.args[0].get_legend_handles_labels()[1] for call in labelled.call_args_list]
+    assert labels == ([drawn] if drawn else [])
 
 
 def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
     for status in NO_VERDICT:
         log = tmp_path / f"{status}.jsonl"
         append(log, dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20}))
-        assert plot.drawn_rows(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
+        assert panels.drawn_rows(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
 
 
 @pytest.mark.parametrize("odd", ["text", {"a": 1}, None, 10**400, math.inf], ids=range(5))
 def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
-    kinds = {draw: (draw, *panel) for draw, *panel in plot.PANELS[:-1]}
-    monkeypatch.setattr(plot, "PANELS", [*kinds.values()])  # drawing all takes a second
+    kinds = {draw: (draw, *panel) for draw, *panel in panels.PANELS[:-1]}
+    monkeypatch.setattr(panels, "PANELS", [*kinds.values()])  # drawing all takes a second
     run = make(tmp_path / "a", name="one")
-    whole = plot.series(plot.read_run(run)["metrics"], "samples")
+    whole = plot.series(panels.read_run(run)["metrics"], "samples")
     for name in ("metrics.jsonl", "eval.jsonl"):
         last = lines(run / name)[-1]
         with open(run / name, "a") as file:
@@ -80,7 +78,7 @@ def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
                 file.write(json.dumps(dict.fromkeys(last, odd) | changes) + "\n")
             file.write("[]\n7\n" + '{"step": 4, "sam')
     assert is_picture(plot.draw_run(run))
-    assert plot.series(plot.read_run(run)["metrics"], "samples") == whole
+    assert plot.series(panels.read_run(run)["metrics"], "samples") == whole
     assert is_picture(compare.draw_comparison([run], tmp_path / "compare.png"))
 
 
@@ -174,5 +172,5 @@ def test_runs_that_mean_other_things_are_named(one, other, said):
     def run(asked="held-out", sized=dict(questions=8), **config):
         return dict(config=config, evals=[dict(data=asked, **sized)] * 2 if asked else [])
 
-    found = plot.what_differs([run(**one), run(**one), run(**other)])
-    assert said in "".join(found) and len(found) == bool(said)
+    sentences = panels.what_differs([run(**one), run(**one), run(**other)])
+    assert said in "".join(sentences) and len(sentences) == bool(said)
