@@ -79,9 +79,7 @@ class Recorded:
     file: object
     at: int  # where the line begins in the file, in bytes
     sizes: tuple[int, int, int]  # in characters: ABSENT, WITH_TEXTS, WHOLE
-    # The lowest come first where not all fit: each step's first prompt, and of those the steps
-    # that a large power of two divides, because they are evenly spread.
-    rank: tuple[int, int]
+    rank: tuple[int, int]  # where not all fit, the lowest come first
 
     def shown_as(self, level: int) -> dict:
         """The row for the page."""
@@ -122,6 +120,8 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
             if row:
                 step = row["step"]
                 prompts_of[step] += 1
+                # A step's first prompt comes first. Of those, the steps that a large power of two
+                # divides come first, because they are evenly spread.
                 rank = (prompts_of[step], -(step & -step))
                 groups.append(recorded(row, len(line), log, at, rank))
             else:
@@ -233,8 +233,7 @@ def page_of(data: dict) -> str:
         finite = json.loads(text, parse_constant=lambda name: None)
         text = json.dumps(finite, separators=(",", ":"))
     packed = gzip.compress(text.encode(), 6, mtime=0)
-    template = TEMPLATE.read_text(encoding="utf-8")
-    return template.replace(PLACE, base64.b64encode(packed).decode())
+    return TEMPLATE.read_text(encoding="utf-8").replace(PLACE, base64.b64encode(packed).decode())
 
 
 def main(config: PageConfig) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import store
 
-from explorer.panels import read_run, what_differs
-from parts.plot import COLORS, plain, series, smooth
+from explorer.panels import COLORS, plain, read_run, series, smooth, what_differs
 from parts.text import interval, shown, unit_of
 
 COSTS = {  # key in both logs -> label

@@ -1,13 +1,16 @@
-"""What is drawn of a run: the panels, and their numbers as the logs have them.
-
-explorer/page.html and parts/plot.py draw them.
-"""
+"""The panels of a run's curves, from its logs to curves.png. page.html draws the same panels."""
+import itertools
 import math
+import re
 from pathlib import Path
 
-from parts.folder import NO_VERDICT, PART, read_rows, settings
+import numpy as np
+
+from parts.folder import NO_VERDICT, PART, read_rows, replacing, settings
 from parts.text import shown
 
+COLORS = (  # Okabe and Ito's
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 # (kind of drawing, title, unit, {key in metrics.jsonl: label}); docs/runs.md explains each title
 PANELS = (
     ("lines", "Reward while training", "mean reward",
@@ -51,10 +54,7 @@ def panels_of(rows: list[dict]) -> list[tuple]:
 
 
 def smoothing_reach(steps: int) -> int:
-    """Steps to both sides of the moving mean: a fortieth of the run, and one more.
-
-    A run of at most 12 steps stays as it is.
-    """
+    """Steps to both sides of the moving mean. A run of at most 12 steps stays as it is."""
     return math.ceil(steps / 40) + 1 if steps > 12 else 0
 
 
@@ -92,7 +92,6 @@ def shares(counts) -> dict:
     return dict(share_no_box=counts.get("no_box", 0) / total, share_no_verdict=failed / total)
 
 
-# ------------------------------------------------------------------------------------- several runs
 def what_differs(runs: list[dict]) -> list[str]:
     """A sentence where curves mean other things: other rewards, other held-out problems."""
     rewards = {run["config"].get("reward") or "math-verify" for run in runs}
@@ -112,3 +111,114 @@ def measured_on(run: dict) -> str:
             name = f"held out of {run['config'].get('data')}"
         names.add(f"{name} ({count})" if name and count else name)
     return ", ".join(sorted(names - {""}))
+
+
+# ----------------------------------------------------------------------------------------- drawing
+def draw_run(run_dir: str | Path) -> Path:
+    """Draw all panels of a run into `curves.png` of its folder, also while it goes on.
+
+    Raises ValueError if nothing was logged yet. Without pyplot it needs no display.
+    """
+    from matplotlib.figure import Figure
+
+    run = read_run(run_dir)
+    panels = panels_with_data(run)
+    columns = 4 if len(panels) <= 12 else 5
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.7 * columns, 3.8 * rows + 0.6), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
+    for number, (kind, title, unit, keys) in enumerate(panels, 1):
+        ax = figure.add_subplot(rows, columns, number)
+        if kind == "accuracy":
+            draw_accuracy(ax, run["evals"])
+        else:
+            draw_lines(ax, run["metrics"], keys, log_scale=kind == "kl")
+        label_panel(ax, title, unit)
+    names = [run["name"], *(run["config"].get(key) for key in ("model", "data"))]
+    about = " · ".join(plain(name) for name in names if name)
+    figure.suptitle(about + "      (faint: every step, bold: moving mean)", fontsize=12)
+    out = Path(run_dir) / "curves.png"
+    with replacing(out) as writing:  # in one piece: nobody opens half of one
+        figure.savefig(writing, dpi=110, format="png")
+    return out
+
+
+def panels_with_data(run: dict) -> list[tuple]:
+    """The panels for which something was logged.
+
+    Panels of kind "off-policy" are left out where all importance weights are 1 but for rounding,
+    as with one mini-batch in float32: then no token is masked either, and all their lines are flat.
+    """
+    rows = run["metrics"]
+    logged = {key for row in rows for key in row}
+    on_policy = all(row.get("weight_max", 1) - row.get("weight_min", 1) < 0.01 for row in rows)
+    return [panel for panel in panels_of(rows)
+            if (run["evals"] if panel[0] == "accuracy" else logged & set(panel[3]))
+            and not (on_policy and panel[0] == "off-policy")]
+
+
+def draw_lines(ax, rows, keys, log_scale=False) -> None:
+    """Two lines per key: every step (faint) and the moving mean. On a log scale the sizes."""
+    for color, (key, label) in zip(itertools.cycle(COLORS), keys.items()):
+        xs, ys = series([row for row in rows if row.get(key) or not log_scale], key)
+        if xs:
+            ys = np.abs(ys) if log_scale else ys
+            ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
+            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker="." if len(xs) < 20 else "",
+                    label=plain(label))
+    if log_scale:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a reward of one's own may be negative
+
+
+def draw_accuracy(ax, evals) -> None:
+    """One line per data set with its interval; the dotted line is where it started."""
+    sets = dict.fromkeys(row.get("data") for row in evals)
+    for color, data in zip(itertools.cycle(COLORS), sets):
+        rows = [row for row in evals if row.get("data") == data]
+        xs, ys = series(rows, "avg")
+        if xs:
+            label = f"{plain(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
+            ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
+            if xs[0] == 0:  # not with --no-eval-first
+                ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
+            rows = [row for row in rows if "ci_low" in row and "ci_high" in row]
+            (xs, low), (_, high) = series(rows, "ci_low"), series(rows, "ci_high")
+            ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+    ax.set_ylim(bottom=min(0, ax.dataLim.y0))
+
+
+def label_panel(ax, title, unit) -> None:
+    """Title, unit, legend and tick format, the same on every panel."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_title(title, fontsize=11)
+    ax.set_ylabel(re.sub(r"π_(\w+)", r"$π_{\1}$", unit), fontsize=9)
+    ax.set_xlabel("training steps", fontsize=9)
+    right = max(1, ax.get_xlim()[1])
+    ax.set_xlim(-0.015 * right, right)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=8)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if any(ax.get_legend_handles_labels()[1]):
+        ax.legend(fontsize=8)
+
+
+def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list[float]]:
+    """The values of x and of y, from the rows that have both."""
+    rows = [row for row in rows if x in row and y in row]
+    return [row[x] for row in rows], [row[y] for row in rows]
+
+
+def smooth(values):
+    """Centred moving mean; at both ends over what is there."""
+    kernel = np.ones(2 * smoothing_reach(len(values)) + 1)
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def plain(text) -> str:
+    """A name that matplotlib draws as it is: `$` begins no formula, `_` does not hide it."""
+    text = str(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

@@ -4,7 +4,7 @@ The exit test and the choice of answers are those of ada_sampler.py. The rules t
 step's draws to its prompts are left out, for a log need not hold all prompts of a step.
 """
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from ada_sampler import RULES, Group, Sample, SamplerConfig, exit_test, settle
 from explorer.panels import is_number
@@ -12,15 +12,14 @@ from parts.folder import NO_VERDICT
 
 
 def add_to(run: dict, sizes: dict | None = None) -> None:
-    """Add to a run of the page the fates of its prompts under each rule, with other n, M, N on
-    request.
+    """Add to a run of the page what each rule makes of its prompts. `sizes`: n, M, N in its place.
 
     run["rule"]      the run's own rule, in numbers; None if it cannot be replayed
     run["what_if"]   the sizes; of each rule why ada_sampler.py refuses them, or ""
     group["what_if"] {rule: its fate}
     """
     recorded = sampler_settings(run["config"])
-    rules = {name: make for name, make in RULES.items() if not make(recorded).allocates}
+    rules = [name for name in RULES if not replace(recorded, sampler=name).rule.allocates]
     run["rule"] = recorded.rule._asdict() if recorded.sampler in rules else None
     sizes = {size: getattr(recorded, size) for size in ("n", "M", "N")} | (sizes or {})
     configs = {name: sampler_settings(run["config"] | sizes | dict(sampler=name)) for name in rules}

@@ -92,7 +92,7 @@ def test_the_page_has_all_that_was_logged(tmp_path, capsys, name):
     data, logged = page_of(folder), recorded_run(name)
     run, = data["runs"]
     assert run["name"] == "mine" and run["config"] == logged["config"]
-    assert run["metrics"] == drawn_rows(folder / "metrics.jsonl")  # see test_plot.py
+    assert run["metrics"] == drawn_rows(folder / "metrics.jsonl")  # see test_panels.py
     assert run["evals"] == drawn_rows(folder / "eval.jsonl")
     for row, was in zip(run["groups"], logged["groups"], strict=True):
         fate, pool = row.pop("what_if")[run["config"]["sampler"]], was["pool"]

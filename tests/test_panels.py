@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 import compare
 from explorer import panels
 from helpers import ROOT, lines
-from parts import plot
 from parts.folder import NO_VERDICT, append
 from test_explore import make
 
@@ -31,8 +30,8 @@ def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, drawn):
     append(run / "metrics.jsonl", dict(step=98, weight_min=1.0, weight_max=weight), dict(step=99))
     (run / "eval.jsonl").unlink()
     monkeypatch.chdir(run)
-    with mock.patch.object(plot, "label_panel", wraps=plot.label_panel) as labelled:
-        assert is_picture(plot.draw_run("."))
+    with mock.patch.object(panels, "label_panel", wraps=panels.label_panel) as labelled:
+        assert is_picture(panels.draw_run("."))
     scales = [call.args[0].get_yscale() for call in labelled.call_args_list]
     assert scales == ["linear", "log", *["linear"] * drawn]
     assert panels.read_run(".")["name"] == run.name
@@ -52,8 +51,8 @@ def test_parts_of_the_reward_have_a_panel_if_there_are_several(tmp_path, monkeyp
     append(make(tmp_path / "mine") / "metrics.jsonl", *rows)
     keys = [keys for *_, keys in panels.panels_of(rows)]
     assert keys == [{f"reward/{name}": name for name in names}] * bool(drawn)
-    with mock.patch.object(plot, "label_panel", wraps=plot.label_panel) as labelled:
-        plot.draw_run(tmp_path / "mine")
+    with mock.patch.object(panels, "label_panel", wraps=panels.label_panel) as labelled:
+        panels.draw_run(tmp_path / "mine")
     labels = [call.args[0].get_legend_handles_labels()[1] for call in labelled.call_args_list]
     assert labels == ([drawn] if drawn else [])
 
@@ -70,36 +69,36 @@ def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
     kinds = {draw: (draw, *panel) for draw, *panel in panels.PANELS[:-1]}
     monkeypatch.setattr(panels, "PANELS", [*kinds.values()])  # drawing all takes a second
     run = make(tmp_path / "a", name="one")
-    whole = plot.series(panels.read_run(run)["metrics"], "samples")
+    whole = panels.series(panels.read_run(run)["metrics"], "samples")
     for name in ("metrics.jsonl", "eval.jsonl"):
         last = lines(run / name)[-1]
         with open(run / name, "a") as file:
             for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
                 file.write(json.dumps(dict.fromkeys(last, odd) | changes) + "\n")
             file.write("[]\n7\n" + '{"step": 4, "sam')
-    assert is_picture(plot.draw_run(run))
-    assert plot.series(panels.read_run(run)["metrics"], "samples") == whole
+    assert is_picture(panels.draw_run(run))
+    assert panels.series(panels.read_run(run)["metrics"], "samples") == whole
     assert is_picture(compare.draw_comparison([run], tmp_path / "compare.png"))
 
 
 def test_smoothing_keeps_constants_and_length():
-    assert list(plot.smooth([3.0] * 40)) == pytest.approx([3.0] * 40)
-    assert list(plot.smooth([1.0, 5.0, 2.0])) == [1.0, 5.0, 2.0]
-    assert list(plot.smooth([*range(11), 0])) == [*range(11), 0]
-    assert plot.smooth([*range(13)])[0] == 1
-    smoothed = plot.smooth([*range(20), 0, 10])
+    assert list(panels.smooth([3.0] * 40)) == pytest.approx([3.0] * 40)
+    assert list(panels.smooth([1.0, 5.0, 2.0])) == [1.0, 5.0, 2.0]
+    assert list(panels.smooth([*range(11), 0])) == [*range(11), 0]
+    assert panels.smooth([*range(13)])[0] == 1
+    smoothed = panels.smooth([*range(20), 0, 10])
     assert smoothed[5] == 5 and smoothed[0] == 1  # over 2 steps to both sides, or what is there
     assert smoothed[-1] == pytest.approx(29 / 3) and smoothed[-3] == pytest.approx(64 / 5)
 
 
 def test_numbers_below_zero_are_in_the_panel():
-    for draw in (lambda ax, rows: plot.draw_lines(ax, rows, dict(avg="a")), plot.draw_accuracy):
+    for draw in (lambda ax, rows: panels.draw_lines(ax, rows, dict(avg="a")), panels.draw_accuracy):
         ax = Figure().subplots()
         draw(ax, [dict(step=step, avg=0.5 - step) for step in range(3)])
         assert ax.get_ylim()[0] <= -1.5
     ax = Figure().subplots()
     rows = [dict(step=i, k1=k1) for i, k1 in enumerate((-.5, 0, 2))]
-    plot.draw_lines(ax, rows, dict(k1=""), log_scale=True)
+    panels.draw_lines(ax, rows, dict(k1=""), log_scale=True)
     assert [*ax.lines[0].get_ydata()] == [.5, 2]
 
 
@@ -109,14 +108,14 @@ def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend()
              for i, both in enumerate(((.1, .6), (.5, .7), (.3, .9)))
              for data, avg in zip("de", both)]
     del evals[2]["ci_low"]  # damaged: it is in the curve, and not in the band
-    plot.draw_accuracy(ax, evals)
+    panels.draw_accuracy(ax, evals)
     assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30", "e, avg@2: 0.60 → 0.90"]
     curves = [[*line.get_ydata()] for line in ax.lines]
     assert curves == [[.1, .5, .3], [.1] * 2, [.6, .7, .9], [.6] * 2]
     bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
     assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4}, {.5, .6, .7, .8, 1}]
     ax = Figure().subplots()
-    plot.draw_accuracy(ax, [dict(step=20, data="d", avg=.4)])
+    panels.draw_accuracy(ax, [dict(step=20, data="d", avg=.4)])
     assert len(ax.lines) == 1  # it is not known where it began
 
 
