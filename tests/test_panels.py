@@ -12,11 +12,9 @@ from helpers import ROOT, lines
 from parts.folder import NO_VERDICT, append
 from test_explore import make
 
-PNG = b"\x89PNG\r\n"
-
 
 def is_picture(path):
-    return path.read_bytes().startswith(PNG) and path.stat().st_size > 10_000
+    return path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name, weight, drawn", [
@@ -45,16 +43,14 @@ def test_every_panel_is_explained_under_its_title():
 @pytest.mark.parametrize("names, drawn", [
     ([], None), (["a"], None), (["a", "$b"], ["a", r"\$b"]),
     ("abcdefghi", [*"abcdefghi"])])  # more than there are colours
-def test_parts_of_the_reward_have_a_panel_if_there_are_several(tmp_path, monkeypatch, names, drawn):
-    monkeypatch.setattr(panels, "PANELS", [p for p in panels.PANELS if p[0] == "parts"])
+def test_parts_of_the_reward_have_a_panel_if_there_are_several(names, drawn):
     rows = [dict(step=1, samples=4), *(dict({f"reward/{name}": 1.0}, step=2) for name in names)]
-    append(make(tmp_path / "mine") / "metrics.jsonl", *rows)
-    keys = [keys for *_, keys in panels.panels_of(rows)]
-    assert keys == [{f"reward/{name}": name for name in names}] * bool(drawn)
-    with mock.patch.object(panels, "label_panel", wraps=panels.label_panel) as labelled:
-        panels.draw_run(tmp_path / "mine")
-    labels = [call.args[0].get_legend_handles_labels()[1] for call in labelled.call_args_list]
-    assert labels == ([drawn] if drawn else [])
+    parts = [keys for kind, *_, keys in panels.panels_of(rows) if kind == "parts"]
+    assert parts == [{f"reward/{name}": name for name in names}] * bool(drawn)
+    for keys in parts:
+        ax = Figure().subplots()
+        panels.draw_lines(ax, rows, keys)
+        assert ax.get_legend_handles_labels()[1] == drawn
 
 
 def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
@@ -64,8 +60,7 @@ def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
         assert panels.drawn_rows(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
 
 
-@pytest.mark.parametrize("odd", ["text", {"a": 1}, None, 10**400, math.inf], ids=range(5))
-def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
+def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch):
     kinds = {draw: (draw, *panel) for draw, *panel in panels.PANELS[:-1]}
     monkeypatch.setattr(panels, "PANELS", [*kinds.values()])  # drawing all takes a second
     run = make(tmp_path / "a", name="one")
@@ -73,8 +68,9 @@ def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
     for name in ("metrics.jsonl", "eval.jsonl"):
         last = lines(run / name)[-1]
         with open(run / name, "a") as file:
-            for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
-                file.write(json.dumps(dict.fromkeys(last, odd) | changes) + "\n")
+            for odd in ("text", {"a": 1}, None, 10**400, math.inf):
+                for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
+                    file.write(json.dumps(dict.fromkeys(last, odd) | changes) + "\n")
             file.write("[]\n7\n" + '{"step": 4, "sam')
     assert is_picture(panels.draw_run(run))
     assert panels.series(panels.read_run(run)["metrics"], "samples") == whole
@@ -83,7 +79,6 @@ def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch, odd):
 
 def test_smoothing_keeps_constants_and_length():
     assert list(panels.smooth([3.0] * 40)) == pytest.approx([3.0] * 40)
-    assert list(panels.smooth([1.0, 5.0, 2.0])) == [1.0, 5.0, 2.0]
     assert list(panels.smooth([*range(11), 0])) == [*range(11), 0]
     assert panels.smooth([*range(13)])[0] == 1
     smoothed = panels.smooth([*range(20), 0, 10])
@@ -92,14 +87,14 @@ def test_smoothing_keeps_constants_and_length():
 
 
 def test_numbers_below_zero_are_in_the_panel():
-    for draw in (lambda ax, rows: panels.draw_lines(ax, rows, dict(avg="a")), panels.draw_accuracy):
-        ax = Figure().subplots()
-        draw(ax, [dict(step=step, avg=0.5 - step) for step in range(3)])
-        assert ax.get_ylim()[0] <= -1.5
-    ax = Figure().subplots()
-    rows = [dict(step=i, k1=k1) for i, k1 in enumerate((-.5, 0, 2))]
-    panels.draw_lines(ax, rows, dict(k1=""), log_scale=True)
-    assert [*ax.lines[0].get_ydata()] == [.5, 2]
+    """On a log scale by their size."""
+    left, middle, right = Figure().subplots(1, 3)
+    rows = [dict(step=i, avg=avg) for i, avg in enumerate((-.5, 0, 2))]
+    panels.draw_lines(left, rows, dict(avg="a"))
+    panels.draw_accuracy(middle, rows)
+    panels.draw_lines(right, rows, dict(avg=""), log_scale=True)
+    assert left.get_ylim()[0] <= -.5 and middle.get_ylim()[0] <= -.5
+    assert [*right.lines[0].get_ydata()] == [.5, 2]
 
 
 def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend():
@@ -119,7 +114,6 @@ def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend()
     assert len(ax.lines) == 1  # it is not known where it began
 
 
-# ------------------------------------------------------------------------------ several runs
 def test_mean_line_covers_the_common_range():
     ax = Figure().subplots()
     curves = [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])]
@@ -142,11 +136,11 @@ def test_the_numbers_behind_the_curves_are_printed():
     first = dict(step=0, data="builtin", avg=0.23, ci_low=0.2, ci_high=0.26, samples_total=0)
     last = first | dict(step=20, avg=0.581, ci_low=0.51, ci_high=0.65, samples_total=8760,
                         tokens_total=412345, seconds_total=37.4)
-    runs = [dict(name=f"runs/a{seed}", config=dict(seed=seed, lr=1), metrics=[], evals=evals)
-            for seed, evals in enumerate(([first, last], [last | dict(avg=0.5)]))]
-    own = dict(reward="mine.py:score")
-    runs += [dict(name="runs/own", config=own, metrics=[], evals=[first | dict(avg=-2.5)])]
-    runs += [dict(name="runs/new", config={}, metrics=[], evals=[first | dict(data="other")])]
+    other = last | dict(avg=0.5)
+    runs = [dict(name=f"runs/{name}", config=config, evals=evals) for name, config, evals in (
+        ("a0", dict(seed=0, lr=1), [first, last]), ("a1", dict(seed=1, lr=1), [other]),
+        ("own", dict(reward="mine.py:score"), [first | dict(avg=-2.5)]),
+        ("new", {}, [first | dict(data="other")]))]
     cost = "after 8,760 samples, 412,345 tokens and 37 s of training"
     assert compare.numbers(runs, "builtin") == [
         "runs/a0: 23.0% [20.0%, 26.0%] at step 0",
@@ -156,20 +150,18 @@ def test_the_numbers_behind_the_curves_are_printed():
         "runs/a0 (mean of 2): 54.0% in their last evaluations"]
 
 
-GSM8K = dict(asked="gsm8k")
-
-
 @pytest.mark.parametrize("one, other, said", [
-    (dict(data="a"), dict(data="a"), ""),
-    (dict(data="a", sized={}), dict(data="b", sized={}),
+    (("held-out", 8, "a"), ("held-out", 8, "a"), ""),
+    (("held-out", None, "a"), ("held-out", None, "b"),
      "held-out problems (held out of a; held out of b)"),
-    (dict(data="a"), GSM8K, "problems (gsm8k (8); held out of a (8))"),
-    (GSM8K, GSM8K | dict(sized=dict(questions=9)), "problems (gsm8k (8); gsm8k (9))"),
-    (GSM8K, GSM8K | dict(reward="my.py:f"), "rewards (math-verify; my.py:f)"),
-    (GSM8K, dict(asked=None, reward=""), "")])
+    (("held-out", 8, "a"), ("gsm8k", 8), "problems (gsm8k (8); held out of a (8))"),
+    (("gsm8k", 8), ("gsm8k", 9), "problems (gsm8k (8); gsm8k (9))"),
+    (("gsm8k", 8), ("gsm8k", 8, "", "my.py:f"), "rewards (math-verify; my.py:f)"),
+    (("gsm8k", 8), (None, 8), "")])
 def test_runs_that_mean_other_things_are_named(one, other, said):
-    def run(asked="held-out", sized=dict(questions=8), **config):
-        return dict(config=config, evals=[dict(data=asked, **sized)] * 2 if asked else [])
+    def run(asked, questions, data="", reward=""):
+        row = dict(data=asked) | (dict(questions=questions) if questions else {})
+        return dict(config=dict(data=data, reward=reward), evals=[row] * 2 if asked else [])
 
-    sentences = panels.what_differs([run(**one), run(**one), run(**other)])
+    sentences = panels.what_differs([run(*one), run(*one), run(*other)])
     assert said in "".join(sentences) and len(sentences) == bool(said)
