@@ -29,8 +29,8 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
     "grpo": ("group-std", "response"),
     "cispo": ("group-std", "batch"),
 }
-# Besides minirl.py, the page of explore.py reads these facts of the objectives.
-CLIPS = {  # what is bounded by --clip: which tokens have a gradient, their terms or their weights
+# The page of explore.py reads these too.
+CLIPS = {  # what --clip bounds: which tokens have a gradient (the mask), their terms, their weights
     "minirl": "mask",
     "grpo": "term",
     "cispo": "weight",
