@@ -6,6 +6,7 @@ without what none of these programs needs, such as most lines of problems.json.
 """
 import json
 import shutil
+from unittest import mock
 
 import pytest
 
@@ -36,18 +37,11 @@ def test_its_page_and_its_curves_are_made(run):
     assert draw_run(run).stat().st_size > 100_000
 
 
-class EngineStarts(Exception):
-    pass
-
-
 def test_its_adapter_is_evaluated_as_in_its_run(run, monkeypatch):
     """All that comes before the engine starts: settings, problems, the adapter on its base."""
-    def start(*_):
-        raise EngineStarts
-
-    monkeypatch.setattr("parts.engine.start", start)
+    monkeypatch.setattr("parts.engine.start", mock.Mock(side_effect=InterruptedError))
     monkeypatch.setattr("rewards.Grader", Grader)
-    with pytest.raises(EngineStarts):
+    with pytest.raises(InterruptedError):
         evaluation.main(["--adapter", "runs/fourth", "--out", "out"])
     protocol = json.loads((run.parents[1] / "out" / "protocol.json").read_text())
     assert protocol["adapter"].endswith("runs/fourth/checkpoints/step-000003")
