@@ -40,9 +40,8 @@ def sample(text="\\boxed{7}", **more):
     return dict(text=text, tokens=[text[:5]], reward=0.0, status="wrong") | more
 
 
-def group(step, place=0, pool=None):
-    return dict(step=step, place=place, prompt="<|user|>3+4=?", outcome="resolved",
-                pool=pool or [sample(), sample("no")])
+def group(step, place=0, pool=(sample(), sample("no"))):
+    return dict(step=step, place=place, prompt="<|user|>3+4=?", outcome="resolved", pool=[*pool])
 
 
 def make(folder, groups=(), name="four", **changes):
@@ -111,14 +110,13 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("steps, wanted", [
-    ("", [1, 2, 3, 4, 5]), ("2-4", [2, 3, 4]), ("5", [5]), ("0-99", [1, 2, 3, 4, 5]), ("8-9", [])])
+    ("", [1, 2, 3, 4, 5]), ("2-4", [2, 3, 4]), ("5", [5]), ("8-9", [])])
 def test_only_the_prompts_of_the_wanted_steps(tmp_path, steps, wanted):
     """Each with its own tokens, and curves stay whole."""
     rows = [group(step, 0, [sample(str(step))]) for step in range(1, 6)]
     data = page_of(make(tmp_path / "mine", rows), steps=steps)
-    shown = [(row["step"], s["text"], s["tokens"][0]) for row in data["runs"][0]["groups"]
-             for s in row["pool"]]
-    assert shown == [(step, str(step), str(step)) for step in wanted]
+    shown = [(row["step"], *row["pool"][0]["tokens"]) for row in data["runs"][0]["groups"]]
+    assert shown == [(step, str(step)) for step in wanted]
     assert len(data["runs"][0]["metrics"]) == 6
     assert ("--steps" in data["left_out"]) == bool(steps)
     assert ("no recorded prompts in steps 8 to 9, " in data["left_out"]) == (not wanted)
@@ -137,16 +135,14 @@ def test_a_question_is_the_prompt_without_what_all_share(around):
 
 def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
     """But what JSON cannot hold: infinity, and bytes that are no text."""
-    rows = [group(1, place, [sample(text, coefficient=math.inf)]) | dict(prompt=text, gold=text)
-            for place, text in enumerate([*HOSTILE, "QQ"])]
-    folder = make(tmp_path / "hostile", rows)
+    pool = [sample(text, coefficient=math.inf) for text in [*HOSTILE, "QQ"]]
+    folder = make(tmp_path / "hostile", [group(1, 0, pool) | dict(prompt=" ".join(HOSTILE))])
     log = folder / "groups.jsonl"
     log.write_bytes(log.read_bytes().replace(b"QQ", b"Q\xff"))
-    data = page_of(folder)
-    for row, text in zip(data["runs"][0]["groups"], [*HOSTILE, "Q\ufffd"], strict=True):
-        answer, = row["pool"]
-        assert answer["text"] == row["prompt"] == row["gold"] == text
-        assert answer["tokens"][0] == text[:5] and answer["coefficient"] is None
+    shown, = page_of(folder)["runs"][0]["groups"]
+    assert shown["prompt"] == " ".join(HOSTILE)
+    assert [s["text"] for s in shown["pool"]] == [*HOSTILE, "Q\ufffd"]
+    assert {s["coefficient"] for s in shown["pool"]} == {None}
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path, capsys):
@@ -160,14 +156,13 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path, capsys):
         dict(step=None), dict(pool=5), dict(pool=["x"]), dict(pool=[sample() | dict(text=None)]))]
     log.write_bytes(b"\n".join([*strange, whole.strip(), *strange]))
     data = page_of(folder)
-    assert len(data["runs"][0]["groups"]) == 8
+    assert len(data["runs"][0]["groups"]) == 8 and "--log-groups" not in data["left_out"]
     said = f"left out (a crash leaves one): {2 * len(strange)}."
     assert said in data["left_out"] and said in capsys.readouterr().out
     for name in ("eval.jsonl", "groups.jsonl"):
         (folder / name).unlink()
-        data = page_of(folder)
-        assert len(data["runs"][0]["metrics"]) == 6
-        assert ("--log-groups" in data["left_out"]) == (name == "groups.jsonl")
+    data = page_of(folder)
+    assert len(data["runs"][0]["metrics"]) == 6 and "--log-groups" in data["left_out"]
 
 
 def test_a_page_never_exceeds_its_limit_and_says_what_it_left_out(tmp_path, monkeypatch):
