@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import explore
-from ada_sampler import SamplerConfig
+from ada_sampler import RULES, SamplerConfig
 from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
 from explorer import panels, what_if
 from helpers import ROOT
@@ -102,7 +102,9 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys):
     for each in data["runs"]:
         assert each["what_if"]["sizes"] == dict(n=2, M=6, N=1)
         fates = [set(group["what_if"]) for group in each["groups"]]
-        assert fates == 5 * [{"uniform", "dapo"}]  # a round of M needs 6 draws
+        assert len(fates) == 5
+        for rules in fates:  # a round of M needs 6 draws
+            assert {"uniform", "dapo"} <= rules and not {"ada-pos", "ada-balance"} & rules
     printed = capsys.readouterr().out
     for words in (f"Damaged lines of {other}/groups.jsonl", "rewards (a.py:f; math-verify): "):
         assert words in data["left_out"] and words in printed
@@ -208,7 +210,7 @@ def test_each_steps_first_prompt_comes_first_and_steps_are_spread(tmp_path):
     assert [len(run["groups"]) for run in runs] == [0, 48]  # each run has levels of its own
 
 
-RULES_OF_ONE_PROMPT = ("uniform", "dapo", "ada-pos", "ada-balance")
+RULES_OF_ONE_PROMPT = [name for name in RULES if not SamplerConfig(name).rule.allocates]
 
 
 @settings(max_examples=100)  # of few the pool is long enough and has a signal
@@ -247,10 +249,10 @@ def test_sizes_that_are_refused_and_rules_that_share_out_draws_have_no_fates():
     what_if.add_to(logged, dict(n=8, M=4))
     reasons = logged["what_if"]["rules"]
     assert logged["what_if"]["sizes"] == dict(n=8, M=4, N=logged["config"]["N"])
-    assert reasons == {rule: "a round of 4 is below n = 8: raise M or lower n" * (rule[:3] == "ada")
-                       for rule in RULES_OF_ONE_PROMPT}
-    assert all(set(group["what_if"]) <= {"uniform", "dapo"} for group in logged["groups"])
+    assert [*reasons] == RULES_OF_ONE_PROMPT and reasons["uniform"] == ""
+    assert reasons["ada-pos"] == "a round of 4 is below n = 8: raise M or lower n"
+    assert not any(reasons[rule] for group in logged["groups"] for rule in group["what_if"])
     assert logged["rule"]["rows_per_prompt"] == logged["config"]["n"]  # its own
     shared = recorded_run("four", sampler="gvm")
     what_if.add_to(shared)
-    assert set(shared["what_if"]["rules"]) == {*RULES_OF_ONE_PROMPT} and shared["rule"] is None
+    assert [*shared["what_if"]["rules"]] == RULES_OF_ONE_PROMPT and shared["rule"] is None
