@@ -17,6 +17,7 @@ import base64
 import gzip
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
@@ -24,15 +25,14 @@ from typing import Annotated
 
 import tyro
 
-from parts import what_if
-from parts.config import in_one_sentence, parse_flags
-from parts.folder import row_of, settings, write_safely
-from parts.grader import NO_VERDICT
-from parts.plot import drawn_rows, panels_of, what_differs
+from explorer import what_if
+from explorer.panels import panels_of, read_run, smoothing_reach, what_differs
+from parts.config import CLIPS, DPPO_DELTA, ICEPOP_BOUNDS
+from parts.folder import NO_VERDICT, row_of, write_safely
 from parts.text import quiet_end, shown
 from rewards import extract_answer
 
-TEMPLATE = Path(__file__).parent / "parts" / "explore.html"
+TEMPLATE = Path(__file__).parent / "explorer" / "page.html"
 PLACE = "/*DATA*/"  # the data replace this in the template
 MOST_BYTES = 20_000_000  # the size of a page
 MOST_TEXT = 64_000_000  # characters of JSON that a browser opens within 3 seconds
@@ -45,7 +45,7 @@ ABSENT, WITH_TEXTS, WHOLE = range(3)  # how much of a recorded prompt the page h
 class PageConfig:
     """What is shown."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")] = ""
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """folder of a run, such as runs/NAME"""
     against: str = ""
     """folder of another run, to show beside it"""
@@ -58,32 +58,16 @@ class PageConfig:
     N: int = 0
     """what if: most rounds per prompt; 0 = as in the run"""
 
-    def validate(self) -> None:
-        """Raises ValueError, one sentence, for what cannot work."""
-        if not self.run:
-            raise ValueError("name the folder of a run, such as runs/NAME")
-        if self.against and Path(self.run).resolve() == Path(self.against).resolve():
-            raise ValueError(f"{shown(self.run)} cannot be compared with itself: name another run "
-                             "with against")
-        first_and_last(self.steps)
-        if min(self.n, self.M, self.N) < 0:
-            raise ValueError("n, M and N are at least 1, or 0 for those of the run")
-
-    @property
-    def sizes(self) -> dict:
-        """The sizes of the sampler that were asked for."""
-        return {name: getattr(self, name) for name in ("n", "M", "N") if getattr(self, name)}
-
 
 def first_and_last(steps: str) -> tuple[int, int] | None:
-    """(1, 50) of "1-50"; None of "". Raises ValueError for what is neither a step nor a range."""
+    """(1, 50) of "1-50"; None of "". Ends the program for what is neither."""
     if not steps:
         return None
-    found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", steps)
-    if not found or int(found[2] or found[1]) < int(found[1]):
-        raise ValueError(f"steps must be a step such as 7 or a range such as 1-50, not "
-                         f"{shown(steps, 40)}")
-    return int(found[1]), int(found[2] or found[1])
+    span = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", steps)
+    if not span or int(span[2] or span[1]) < int(span[1]):
+        raise SystemExit(f"--steps takes a step such as 7 or a range such as 1-50, not "
+                         f"{shown(steps, 40)}.")
+    return int(span[1]), int(span[2] or span[1])
 
 
 # ------------------------------------------------------------------------------ the logs
@@ -95,7 +79,7 @@ class Recorded:
     file: object
     at: int  # where the line begins in the file, in bytes
     sizes: tuple[int, int, int]  # in characters: ABSENT, WITH_TEXTS, WHOLE
-    rank: tuple = ()  # the lowest come first where not all fit
+    rank: tuple[int, int]  # where not all fit, the lowest come first
 
     def shown_as(self, level: int) -> dict:
         """The row for the page."""
@@ -106,47 +90,44 @@ class Recorded:
         return self.row | dict(pool=[now | s for now, s in zip(whole["pool"], self.row["pool"])])
 
 
-def read_run(folder: Path, span: tuple[int, int] | None) -> tuple[dict, list[str]]:
-    """A run for the page, but with `Recorded` groups; and what the page must say about it.
-
-    Raises SystemExit if the folder holds no run with a finished step, and OSError if a log cannot
-    be read.
-    """
-    config = settings(folder) if folder.is_dir() else None
-    if not config:
-        raise SystemExit(f"{shown(folder)} is no folder of a training run with a config.json: name "
-                         "one, such as runs/NAME.")
-    metrics, notes = drawn_rows(folder / "metrics.jsonl"), []
-    if not metrics:
-        raise SystemExit(f"{shown(folder)} has no finished step yet: there is nothing to see.")
-    groups, damaged = read_groups(folder / "groups.jsonl", span)
-    if damaged:
-        notes.append(f"Damaged lines of {shown(folder)}/groups.jsonl that were left out "
-                     f"(a crash leaves one): {damaged}.")
-    if not groups:
-        which = f"in steps {span[0]} to {span[1]}" if span else "at all"
-        notes.append(f"{shown(folder)} has no recorded prompts {which}, so it has curves only "
-                     "(--log-groups of minirl.py).")
-    evals = drawn_rows(folder / "eval.jsonl")
-    return dict(config=config, metrics=metrics, evals=evals, groups=groups), notes
+def read_runs(folders: list[Path], span: tuple[int, int] | None) -> tuple[list[dict], list[str]]:
+    """The runs for the page, but with `Recorded` groups; and what the page must say about them."""
+    runs, notes = [read_run(folder) for folder in folders], []
+    same_name = len({run["name"] for run in runs}) < len(runs)
+    for run, folder in zip(runs, folders):
+        run["name"] = str(folder) if same_name else run["name"]
+        run["groups"], damaged = read_groups(folder / "groups.jsonl", span)
+        if damaged:
+            notes.append(f"Damaged lines of {shown(folder)}/groups.jsonl that were left out "
+                         f"(a crash leaves one): {damaged}.")
+        if not run["groups"]:
+            which = f"in steps {span[0]} to {span[1]}" if span else "at all"
+            notes.append(f"{shown(folder)} has no recorded prompts {which}, so it has curves only "
+                         "(--log-groups of minirl.py).")
+    if span:
+        notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")
+    return runs, notes + what_differs(runs)
 
 
 def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded], int]:
     """(The recorded prompts of these steps in the order of the log, how many lines are damaged)."""
-    found, damaged, at = [], 0, 0
-    if not file.exists():
-        return found, damaged
-    log = open(file, "rb")  # stays open: a run that goes on may replace the file
+    groups, damaged, at, prompts_of = [], 0, 0, Counter()
+    # The log stays open, because a run that goes on may replace the file.
+    log = open(file, "rb") if file.exists() else ()
     for line in log:
         if within(line, span):
             row = row_of(line.decode(errors="replace"), is_group)
             if row:
-                found.append(recorded(row, len(line), log, at))
+                step = row["step"]
+                prompts_of[step] += 1
+                # A step's first prompt comes first. Of those, the steps that a large power of two
+                # divides come first, because they are evenly spread.
+                rank = (prompts_of[step], -(step & -step))
+                groups.append(recorded(row, len(line), log, at, rank))
             else:
                 damaged += 1
         at += len(line)
-    rank(found)
-    return found, damaged
+    return groups, damaged
 
 
 def is_group(row: dict) -> bool:
@@ -162,25 +143,13 @@ def within(line: bytes, span: tuple[int, int] | None) -> bool:
     return span is None or step is None or span[0] <= int(step[1]) <= span[1]
 
 
-def recorded(row: dict, length: int, log, at: int) -> Recorded:
+def recorded(row: dict, length: int, log, at: int, rank: tuple) -> Recorded:
     """A line of `length` bytes, with the contents of each answer's box added."""
     row["pool"] = [
         {name: value for name, value in s.items() if name not in OF_TOKENS}
         | dict(answer=extract_answer(s["text"])) for s in row["pool"]]
     size = len(json.dumps(row))
-    return Recorded(row, log, at, (0, size, max(size, length)))
-
-
-def rank(found: list[Recorded]) -> None:
-    """Rank the prompts: each step's first prompt comes first, then each step's second.
-
-    Among those, steps that a large power of two divides come first: they are evenly spread.
-    """
-    seen = {}
-    for one in found:
-        step = one.row["step"]
-        seen[step] = seen.get(step, 0) + 1
-        one.rank = (seen[step], -(step & -step))
+    return Recorded(row, log, at, (0, size, max(size, length)), rank)
 
 
 # ------------------------------------------------------------------------------ what fits
@@ -226,21 +195,24 @@ def fitting_page(runs: list[dict], notes: list[str], sizes: dict) -> tuple[str, 
 
 def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
     """The data that the page reads."""
-    left, shown_runs = iter(levels), []
+    left, shown_runs = iter(levels), []  # each run takes its share of the levels
     for run in runs:
-        pairs = [(one, next(left)) for one in run["groups"]]
-        rows = [one.shown_as(level) for one, level in pairs if level != ABSENT]
+        rows = [one.shown_as(level) for one, level in zip(run["groups"], left) if level != ABSENT]
         shown_runs.append(run | dict(groups=rows))
     return dict(left_out=" ".join(said), runs=shown_runs)
 
 
+# ------------------------------------------------------------------------------ the page
 def with_what_follows(data: dict, sizes: dict | None = None) -> dict:
     """The data, with what today's code makes of them. `sizes`: other n, M, N for the what-if."""
     for run in data["runs"]:
         what_if.add_to(run, sizes)
         add_questions(run["groups"])
     rows = [row for run in data["runs"] for row in run["metrics"]]
-    return data | dict(no_verdict=NO_VERDICT, panels=panels_of(rows))
+    reach = smoothing_reach(max((row["step"] for row in rows), default=0))
+    facts = dict(no_verdict=NO_VERDICT, clips=CLIPS, icepop_bounds=ICEPOP_BOUNDS,
+                 dppo_delta=DPPO_DELTA)
+    return data | facts | dict(panels=panels_of(rows), reach=reach)
 
 
 def add_questions(groups: list[dict]) -> None:
@@ -254,51 +226,35 @@ def add_questions(groups: list[dict]) -> None:
         group["question"] = prompt[len(start):len(prompt) - len(end)].strip() or prompt
 
 
-# ------------------------------------------------------------------------------ the page
 def page_of(data: dict) -> str:
     """The template with the data as gzipped JSON in base64, which no text can break out of."""
-    try:
-        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # a browser knows no NaN and no infinity
-        finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
+    text = json.dumps(data, separators=(",", ":"))
+    if "Infinity" in text or "NaN" in text:  # a browser knows neither
+        finite = json.loads(text, parse_constant=lambda name: None)
         text = json.dumps(finite, separators=(",", ":"))
     packed = gzip.compress(text.encode(), 6, mtime=0)
-    template = TEMPLATE.read_text(encoding="utf-8")
-    return template.replace(PLACE, base64.b64encode(packed).decode())
+    return TEMPLATE.read_text(encoding="utf-8").replace(PLACE, base64.b64encode(packed).decode())
 
 
 def main(config: PageConfig) -> None:
     span = first_and_last(config.steps)
+    sizes = {name: getattr(config, name) for name in ("n", "M", "N") if getattr(config, name)}
     folders = [Path(name) for name in (config.run, config.against) if name]
-    try:
-        read = [read_run(folder, span) for folder in folders]
-    except OSError as error:
-        raise SystemExit(f"The run cannot be read: {shown(error)}") from None
-    notes = [note for _, some in read for note in some]
-    if span:
-        notes.append(f"Prompts of steps {span[0]} to {span[1]} only (--steps).")
-    notes += what_differs([run for run, _ in read])
-    names = [folder.resolve().name for folder in folders]
-    if len({*names}) < len(names):
-        names = map(str, folders)  # as they were typed
-    runs = [dict(name=name) | run for name, (run, _) in zip(names, read)]
-    page, said = fitting_page(runs, notes, config.sizes)
     path = folders[0] / "explore.html"
     try:
+        runs, notes = read_runs(folders, span)
+        page, notes = fitting_page(runs, notes, sizes)
         write_safely(path, page)
     except OSError as error:
-        raise SystemExit(f"The page cannot be written: {shown(error)}") from None
-    for sentence in said:
+        raise SystemExit(f"The page cannot be made: {shown(error)}") from None
+    for sentence in notes:
         print(sentence)
     print(f"{path} ({len(page) / 1e6:.1f} MB): open it in a browser")
 
 
 def parse(argv: list[str] | None = None) -> PageConfig:
-    """Flags to PageConfig. Ends the program with code 2 and one sentence if they cannot work."""
-    with in_one_sentence("explore.py"):
-        config = parse_flags(PageConfig, argv, "explore.py", "A run's logs as one HTML page.")
-        config.validate()
-    return config
+    return tyro.cli(PageConfig, args=argv, prog="explore.py",
+                    description="A run's logs as one HTML page.")
 
 
 if __name__ == "__main__":

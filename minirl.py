@@ -37,7 +37,7 @@ import torch
 
 from ada_sampler import collect
 from eval import bootstrap, evaluate, in_order, report_by_set, with_rewards
-from parts.config import Config
+from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Config
 from parts.engine import WatchedEngine
 from parts.logprobs import (Row, gvm_norms, micro_batches, store_on_rows, token_logprobs,
                             tokens_at_once)
@@ -319,24 +319,20 @@ def set_scales(rows: list[Row], config: Config) -> None:
 
 
 # ------------------------------------------------------------------------------ beyond the paper
-AGREE = (0.5, 5.0)  # IcePop's bounds are this project's choice; the upper one is MiniRL's cap
-DELTA = 0.2  # how far a token's probability may move, about as in DPPO's paper
-
-
 def other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config: Config):
     """Two later masks, for comparison (--mask).
 
     dppo     DPPO, arXiv 2602.04879. A ratio says little about how far a policy has moved: a rare
              token doubles before anything has happened. So it looks at probabilities: stopped is
-             A > 0 where pi_theta - mu > DELTA, and A < 0 where it is < -DELTA.
+             A > 0 where pi_theta - mu > DPPO_DELTA, and A < 0 where it is < -DPPO_DELTA.
     icepop   IcePop, Ring-1T, arXiv 2510.18855. A token on which engine and trainer disagree is
-             noise: besides what `mask_T` stops, tokens with pi_old/mu outside AGREE.
+             noise: besides what `mask_T` stops, tokens with pi_old/mu outside ICEPOP_BOUNDS.
     """
     if config.mask == "icepop":
         mismatch_T = (old_T - mu_T).exp()
-        return mask_T * ((mismatch_T >= AGREE[0]) & (mismatch_T <= AGREE[1]))
+        return mask_T * ((mismatch_T >= ICEPOP_BOUNDS[0]) & (mismatch_T <= ICEPOP_BOUNDS[1]))
     moved_T = lp_T.detach().exp() - mu_T.exp()
-    too_far_T = torch.where(coefficient_T > 0, moved_T > DELTA, moved_T < -DELTA)
+    too_far_T = torch.where(coefficient_T > 0, moved_T > DPPO_DELTA, moved_T < -DPPO_DELTA)
     return (~too_far_T).to(mask_T)
 
 

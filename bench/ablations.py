@@ -12,7 +12,7 @@ import store
 from compare import picture
 from store import Study, fisher, interval, is_lost, markdown, sign_test, table
 
-from parts.plot import series
+from explorer.panels import series
 
 KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
         "clipped_negative", "weight_over_2", "weight_under_half", "grad_norm")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import store
 
-from parts.plot import COLORS, plain, read_run, series, smooth, what_differs
+from explorer.panels import COLORS, plain, read_run, series, smooth, what_differs
 from parts.text import interval, shown, unit_of
 
 COSTS = {  # key in both logs -> label
@@ -73,7 +73,7 @@ def picture(out: Path, size: tuple, measures: dict, columns: dict, colors={}) ->
 
 # ------------------------------------------------------------------------------- runs on one page
 def read_runs(asked: list) -> list[dict]:
-    """Folders as `plot.read_run` reads them, named as they were asked for, or studies of
+    """Folders as `read_run` reads them, named as they were asked for, or studies of
     bench/results. Raises ValueError if there is none."""
     runs = []
     for place in map(str, asked):

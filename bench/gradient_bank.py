@@ -22,7 +22,7 @@ import numpy as np
 from store import RESULTS, markdown
 
 from ada_sampler import SamplerConfig, collect
-from parts.what_if import replayed
+from explorer.what_if import replayed
 
 RUN = Path("runs/bank")
 BANK = RUN / "bank"

@@ -23,7 +23,7 @@ from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdo
 
 from parts import problems
 from parts.folder import read_rows
-from parts.plot import plain, series
+from explorer.panels import plain, series
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import SamplerConfig
 from course import laws
-from parts.plot import COLORS
+from explorer.panels import COLORS
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "course" / "figures"

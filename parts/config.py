@@ -29,6 +29,14 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
     "grpo": ("group-std", "response"),
     "cispo": ("group-std", "batch"),
 }
+# The page of explore.py reads these too.
+CLIPS = {  # what --clip bounds: which tokens have a gradient (the mask), their terms, their weights
+    "minirl": "mask",
+    "grpo": "term",
+    "cispo": "weight",
+}
+ICEPOP_BOUNDS = (0.5, 5.0)  # of pi_old/mu, this project's choice; the upper one is MiniRL's cap
+DPPO_DELTA = 0.2  # how far a token's probability may move, about as in DPPO's paper
 
 AUTO = {  # what 0 stands for: with the built-in models, and with real ones
     "max_prompt_tokens": (256, 1024),

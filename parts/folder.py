@@ -33,6 +33,9 @@ from pathlib import Path
 from parts.text import shown
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
+NO_VERDICT = (  # statuses of an answer in the logs: the grader failed, not the answer
+    "timeout", "killed", "raised", "no_number")
+PART = "reward/"  # in front of the name of a reward's part, in all logs
 FREE = (  # may change when eval.py goes on
     "out", "against", "base", "trained", "engine_memory", "engine_sequences")
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what such a disk answers

@@ -40,6 +40,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from parts.folder import NO_VERDICT, PART
 from parts.text import shown
 
 WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
@@ -47,13 +48,11 @@ START_SECONDS = 60  # limit of CPU time, and of waiting, while a server loads it
 FILE_BYTES = 2 ** 20  # the largest file that a child can write
 LARGEST = 1e6  # the largest reward: sums and squares of rewards must stay far from overflow
 MOST_PARTS, LONGEST_NAME = 7, 40  # of a reward; curves.png has so many colours
-PART = "reward/"  # in front of the name of a part, in all logs
 PATIENCE = 16  # if so many first verdicts all fail, --reward's function is broken
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")  # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
-NO_VERDICT = ("timeout", "killed", "raised", "no_number")  # the grader failed, not the completion
 
 
 class Verdict(NamedTuple):

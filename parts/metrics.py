@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from parts.config import CLIPS
 from parts.folder import read_rows
 from parts.grader import NO_VERDICT, mean_parts
 from parts.text import shown
@@ -117,10 +118,11 @@ def cut_off(seen: dict, config) -> dict:
     values = {}
     if config.objective == "minirl" and config.weight_cap:
         values["weight_truncated"] = share(weight_T > config.weight_cap)
-    if config.objective == "cispo" and config.clip:
+    clips = CLIPS.get(config.objective) if config.clip else None
+    if clips == "weight":
         outside_T = (weight_T < 1 - config.eps_low) | (weight_T > 1 + config.eps_high)
         values["weight_truncated"] = share(outside_T)
-    if config.objective != "cispo" and config.clip:
+    if clips in ("mask", "term"):
         values["clipped_positive"] = share(stopped_T & up_T)
         values["clipped_negative"] = share(stopped_T & ~up_T)
     return values

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from transformers import AutoConfig
 
 from ada_sampler import Estimator
+from explorer.panels import draw_run
 from parts.config import Config
 from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_train_and_held_out, remember)
@@ -34,7 +35,6 @@ from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memo
 from parts.metrics import group_row, watch
 from parts.models import (check_family, empty_model, fetch_model, load_tokenizer, loading,
                           weights_of)
-from parts.plot import draw_run
 from parts.policy import load_policy, merged_model
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids

@@ -37,7 +37,8 @@ def test_every_module_says_what_would_be_lost_without_it():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     section = page.split("## What stands behind the scripts")[1].split("\n## ")[0]
     named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.+?) \|", section, re.M)))
-    assert sorted(named) == sorted(file.stem for file in (ROOT / "parts").glob("*.py"))
+    assert sorted(named) == sorted(
+        file.stem for room in ("parts", "explorer") for file in (ROOT / room).glob("*.py"))
 
 
 def test_the_map_leads_to_functions_that_exist():
@@ -71,12 +72,12 @@ def test_what_a_page_names_is_there(page):
     files += re.findall(r"pytest (tests/\w+\.py)", text)
     for name, word in re.findall(r"pytest (tests/\w+\.py) -k (\w+)", text):
         assert re.search(rf"^def test_\w*{word}", (ROOT / name).read_text(), re.M)
-    files += re.findall(r"`((?:parts|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
+    files += re.findall(r"`((?:parts|explorer|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
     real = [name for name in files if not name.endswith("X.py")]  # a placeholder
     assert [name for name in real if not (ROOT / name).exists()] == []
     made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     assert set(re.findall(r"(?:^|`|&& )make ([a-z-]+)", text, re.M)) <= {*made}
-    says = r"`(\w+)` (?:in |\()`((?:parts/|verifier/|tests/)?\w+\.py)`"
+    says = r"`(\w+)` (?:in |\()`((?:parts/|explorer/|verifier/|tests/)?\w+\.py)`"
     wrong = [(name, file) for name, file in re.findall(says, text) if not re.search(
         rf"^(def |class |){name}\b",
         (ROOT / ("tests" if file.startswith("test_") else "") / file).read_text(), re.M)]

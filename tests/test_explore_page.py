@@ -5,7 +5,6 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ import torch
 import explore
 import minirl
 from helpers import HANG, ROOT
-from parts import what_if
-from parts.grader import NO_VERDICT
-from test_explore import HOSTILE, make, recorded_run
+from explorer import what_if
+from parts.folder import NO_VERDICT
+from test_explore import HOSTILE, RECORDED, make, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 DESKTOP = dict(viewport=dict(width=1280, height=720))
@@ -23,7 +22,6 @@ PHONE = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=Tru
 pytestmark = pytest.mark.slow
 
 
-# ---------------------------------------------- a browser and its pages
 @pytest.fixture(scope="module")
 def chromium():
     reason = "playwright is not installed: make extras"
@@ -41,7 +39,7 @@ def chromium():
 def recorded(tmp_path_factory):
     """The page of `four`, as the command makes it."""
     place = make(tmp_path_factory.mktemp("runs") / "four")
-    explore.main(explore.PageConfig(run=str(place)))
+    explore.main(explore.PageConfig(str(place)))
     return place / "explore.html"
 
 
@@ -82,8 +80,9 @@ def recorded_groups(name="four", step=None):
     return [row for row in recorded_run(name)["groups"] if step in (None, row["step"])]
 
 
-def recorded_group(step, place, name="four"):
-    return next(g for g in recorded_groups(name, step) if g["place"] == place)
+def recorded_group(place=9, name="four"):
+    """Of step 10."""
+    return next(g for g in recorded_groups(name, 10) if g["place"] == place)
 
 
 def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
@@ -112,7 +111,6 @@ def address(page):
     return page.evaluate("location.hash")
 
 
-# ---------------------------------------------- the way through the page
 TOO_WIDE = """[...document.querySelectorAll("header, header *, main, main *")].filter(
     e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest("#visits")
 ).map(e => e.outerHTML)"""
@@ -121,7 +119,8 @@ TOO_WIDE = """[...document.querySelectorAll("header, header *, main, main *")].f
 @pytest.mark.parametrize("screen, press, width", [
     pytest.param(DESKTOP, "click", 560, marks=pytest.mark.core), (PHONE, "tap", 360)])
 def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width):
-    """By the mouse alone, or a finger; nothing is cut off, and what was asked for is in sight."""
+    """By the mouse alone, or a finger; nothing is cut off, and what was asked for is in sight. A
+    click on another rule shows what it would have kept."""
     page = browse(**screen)
 
     def on(view, found, **where):
@@ -134,12 +133,20 @@ def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width)
     on("prompts", curve, position=dict(x=box["width"] * across, y=box["height"] / 2))
     assert address(page) == "#/run/0/step/10" and page.title() == "step 10 · curves · four"
     on("prompt", page.locator(".row", has_text="7+2+3=?"))
-    group = recorded_group(10, 9)
+    group = recorded_group()
     said = page.locator(".baseline").get_attribute("aria-label")
     assert said == "pool mean 0.813, kept mean 0.5"  # 13 of 16, and 2 of 4
     kinds = [bar.get_attribute("class") for bar in page.locator(".draw .lane i").all()]
     assert [("right" in kind, "kept" in kind) for kind in kinds] == [
         (s["reward"] > 0.7, s["kept"]) for s in group["pool"]]
+
+    what_if.add_to(run_of([group]))
+    fate = group["what_if"]["ada-pos"]
+    getattr(page.locator("tr[data-rule=ada-pos] button"), press)()
+    settle(page)
+    assert page.locator("tr[data-rule=ada-pos] td").nth(1).inner_text() == str(fate["draws"])
+    would = page.evaluate("[...document.querySelectorAll('.would')].map(e => +e.textContent - 1)")
+    assert would == fate["kept"]
 
     on("sample", page.locator(".draw[data-sample='5']"))
     sample = group["pool"][5]
@@ -165,9 +172,8 @@ def test_filters_sorts_and_the_search_choose_what_they_say(browse):
     groups = recorded_groups(step=10)
     page = browse("#/run/0/step/10")
 
-    tests = dict(
-        never=lambda r: not any(r), always=all, mixed=lambda r: 0 < sum(r) < len(r),
-        silent=lambda r: len(set(r)) == 1)
+    tests = dict(never=lambda r: not any(r), always=all, silent=lambda r: len(set(r)) == 1,
+                 mixed=lambda r: 0 < sum(r) < len(r))
     for only, test in tests.items():
         expected = {g["place"] for g in groups if test([s["reward"] for s in g["pool"]])}
         page.click(f"[data-only={only}]")
@@ -190,11 +196,9 @@ def test_filters_sorts_and_the_search_choose_what_they_say(browse):
         assert address(page) == "#/run/0/all" and page.input_value("#find") == ""
 
 
-# ---------------------------------------------- Eq. 7 with a token's numbers
 OBJECTIVES = [
     dict(), dict(weight_cap=1.0), dict(weight_cap=0.0), dict(clip=False),
-    dict(importance="staleness"), dict(importance="none"),
-    dict(mask="dppo", delta=0.05), dict(mask="icepop"),
+    dict(importance="staleness"), dict(importance="none"), dict(mask="dppo"), dict(mask="icepop"),
     dict(objective="grpo", eps_low=0.05, eps_high=0.05), dict(objective="grpo", clip=False),
     dict(objective="cispo", eps_low=0.05, eps_high=0.05)]
 TERMS = """config => {
@@ -214,96 +218,99 @@ def by_the_objective(s, config):
     columns = s["theta"], s.get("old", s["theta"]), s["mu"]
     theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in columns)
     theta.requires_grad_()
-    with mock.patch.object(minirl, "DELTA", config.get("delta", minirl.DELTA)):
-        term, mask, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
-                                         SimpleNamespace(**config))
+    term, mask, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
+                                     SimpleNamespace(**config))
     (push,) = torch.autograd.grad(term.sum(), theta)
     return term.tolist(), mask.tolist(), push.tolist()
 
 
-def with_random_tokens(s, coefficient, count=200):
-    """A sample whose tokens have moved far, and which engine and trainer see differently."""
+def random_tokens(coefficient, count=200):
+    """Of a sample whose tokens have moved far, and which engine and trainer see differently."""
     rng = random.Random(coefficient)
-    s["old"] = [-rng.expovariate(1.0) for _ in range(count)]
-    for name, spread in (("theta", 0.3), ("mu", 0.5)):
-        s[name] = [min(old + rng.gauss(0, spread), 0.0) for old in s["old"]]
-    s |= dict(coefficient=coefficient, tokens=["x"] * count)
-    for name in ("ids", "entropy", "weight", "mask", "agrees"):
-        s.pop(name, None)
+    olds = [-rng.expovariate(1.0) for _ in range(count)]
+    moved = {name: [min(old + rng.gauss(0, spread), 0.0) for old in olds]
+             for name, spread in (("theta", 0.3), ("mu", 0.5))}
+    return moved | dict(old=olds, coefficient=coefficient, tokens=["x"] * count)
 
 
-def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
-    """Its value, and whether there is a gradient, for any numbers and settings."""
-    group = recorded_group(10, 9)
-    trained = [i for i, s in enumerate(group["pool"]) if "theta" in s and i != 5][:2]
-    for i, coefficient in zip(trained, (0.7, -0.4)):
-        with_random_tokens(group["pool"][i], coefficient)
+def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse, monkeypatch):
+    """Its value, and whether there is a gradient, for any numbers, settings and constants."""
+    for module in (minirl, explore):
+        monkeypatch.setattr(module, "DPPO_DELTA", 0.05)
+        monkeypatch.setattr(module, "ICEPOP_BOUNDS", (0.8, 1.25))
+    group = recorded_group()
+    samples = [random_tokens(0.7), random_tokens(-0.4)]
+    group["pool"] = [s | dict(text="", kept=True, reward=1, status="correct") for s in samples]
     page = browse(data=dict(runs=[run_of([group])]))
-    for i in trained:
+    for i, s in enumerate(samples):
         go(page, f"{PROMPT}/sample/{i}")
         for settings in OBJECTIVES:
             config = recorded_run(**settings)["config"]
-            terms, _, pushes = by_the_objective(group["pool"][i], config)
+            terms, _, pushes = by_the_objective(s, config)
             shown, why = zip(*page.evaluate(TERMS, config))
             assert shown == pytest.approx(terms, abs=1e-9), settings
             assert [words.startswith("Gradient 0") for words in why] == [p == 0 for p in pushes]
 
 
-# ---------------------------------------------- sliders
 def stopped(page):
     settle(page)
     return {int(t.get_attribute("data-t")) for t in page.locator(".tokens .token.stopped").all()}
 
 
-def expected_stopped(sample, **settings):
-    _, mask, _ = by_the_objective(sample, recorded_run(**settings)["config"])
-    return {t for t, m in enumerate(mask) if m == 0}
-
-
-def test_a_slider_stops_the_tokens_that_the_objective_would_stop(browse):
-    """And on the page of a step it counts those of the whole step."""
+def test_a_slider_stops_other_tokens(browse):
+    """And on the page of a step it counts those of the whole step. (What a mask stops is tested
+    with the formula: a token without a gradient.)"""
     page = browse("#/run/0/step/10/prompt/16/sample/0")
-    sample = recorded_group(10, 16)["pool"][0]
-    recorded, seen = {t for t, m in enumerate(sample["mask"]) if m == "0"}, set()
+    recorded = {t for t, m in enumerate(recorded_group(16)["pool"][0]["mask"]) if m == "0"}
+    assert stopped(page) == recorded == {0}
+    page.locator("input[type=range][name=eps_low]").fill("0.6")
+    page.locator("input[type=range][name=eps_high]").fill("0.6")
+    assert stopped(page) == set()
+    page.click("#recorded-mask")
     assert stopped(page) == recorded
-    for eps in (0.01, 0.05, 0.6):
-        for name in ("eps_low", "eps_high"):
-            page.locator(f"input[type=range][name={name}]").fill(str(eps))
-        assert stopped(page) == expected_stopped(sample, eps_low=eps, eps_high=eps), eps
-        seen.add(len(stopped(page)))
-    for kind in ("dppo", "icepop"):
-        page.click("#recorded-mask")
-        assert stopped(page) == recorded
-        page.select_option("#masks select", kind)
-        assert stopped(page) == expected_stopped(sample, mask=kind), kind
-    assert len(seen) >= 2  # a slider that did nothing would not pass
+    page.select_option("#masks select", "dppo")
+    assert "dppo" in page.url and page.locator("input[name=delta]").input_value() == "0.2"
 
     go(page, "#/run/0/step/10?eps_low=0.05&eps_high=0.1")
-    trained = [s for g in recorded_groups(step=10) for s in g["pool"] if "theta" in s]
-    wanted = sum(len(expected_stopped(s, eps_low=0.05, eps_high=0.1)) for s in trained)
+    config = recorded_run(eps_low=0.05, eps_high=0.1)["config"]
+    masks = [by_the_objective(s, config)[1] for g in recorded_groups(step=10) for s in g["pool"]
+             if "theta" in s]
     count = page.locator("#masks [data-stopped]").first.get_attribute("data-stopped")
-    assert int(count) == wanted > 5
+    assert int(count) == sum(mask.count(0) for mask in masks) > 5
 
 
-# ---------------------------------------------- another sampler
-def test_the_panel_tells_what_another_rule_would_have_kept(browse):
-    group = recorded_group(10, 9)
-    what_if.add_to(run_of([group]))
-    fate, rewards = group["what_if"]["ada-pos"], [s["reward"] for s in group["pool"]]
-    page = browse(PROMPT)
-    page.click("tr[data-rule=ada-pos]")
-    settle(page)
-    cells = page.locator("tr[data-rule=ada-pos] td").all_inner_texts()
-    right = sum(rewards[i] > 0.7 for i in fate["kept"])
-    assert cells[1:3] == [str(fate["draws"]), f"{right} ✓ {len(fate['kept']) - right} ✗"]
-    marked = page.evaluate("[...document.querySelectorAll('.would')].map(e => +e.textContent - 1)")
-    assert marked == fate["kept"]
+def warned(page):
+    banner = page.locator("#differences")
+    return banner.inner_text() if banner.is_visible() else ""
 
 
-# ---------------------------------------------- what a model may write
+def test_a_banner_says_where_the_pages_terms_are_not_those_that_were_logged(browse, tmp_path):
+    """On all views; and there is none where they agree, up to rounding."""
+    for folder in (RECORDED / "four", RECORDED / "one", ROOT / "tests" / "fourth_edition"):
+        run = shutil.copytree(folder, tmp_path / folder.name)
+        explore.main(explore.PageConfig(str(run)))
+        assert warned(browse(file=run / "explore.html")) == ""
+    group, stopped = recorded_group(), recorded_group()
+    group["pool"][5]["weight"][3] *= 1.01
+    stopped["pool"][5]["mask"] = "0" * len(stopped["pool"][5]["tokens"])
+    first = "token 4 of answer 6 to prompt 10 of step 10"
+    for changed, config, words in (
+            (group, {}, f"1 token of mine .* The first is {first}: its weight is "),
+            (stopped, {}, r"\d+ tokens of mine .*: its mask is 1 here and 0 in the log"),
+            (recorded_group(), dict(eps_low=0.9, eps_high=9.0), "its mask is 1 here and 0 in"),
+            (recorded_group(), dict(objective="own"), "does not know the objective own of mine")):
+        page = browse(data=dict(runs=[run_of([changed], **config)]))
+        assert re.search(words, warned(page)), words
+        go(page, "#/run/0/step/10")
+        assert re.search(words, warned(page)), words
+    page = browse(data=dict(runs=[run_of([group])]))
+    page.click("#differences a")
+    page.wait_for_selector(".token.chosen[data-t='3']")
+
+
 def test_what_a_model_wrote_is_only_text(browse, tmp_path):
     text = " ".join(hostile[:1000] for hostile in HOSTILE)
-    group = recorded_group(10, 9) | dict.fromkeys(("prompt", "gold", "id", "outcome"), text)
+    group = recorded_group() | dict.fromkeys(("prompt", "gold", "id", "outcome"), text)
     for s in group["pool"]:
         s |= dict.fromkeys(("text", "reason", "status", "answer", "finish_reason"), text)
         if "tokens" in s:
@@ -324,7 +331,6 @@ def test_what_a_model_wrote_is_only_text(browse, tmp_path):
         assert "\u202e" not in words and "U+202E" in words
 
 
-# ---------------------------------------------- links
 def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
     page = browse()
     for where in ("#/run/0/step/10?sort=draws&only=mixed&find=boxed", f"{PROMPT}?rule=uniform",
@@ -342,17 +348,15 @@ def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
         assert page.inner_text("h1") == title
 
 
-# ---------------------------------------------- two runs
 def test_two_runs_stand_side_by_side(browse):
     """Each curve is in its picture, whatever the rewards are, and each held-out set has one."""
-    runs = []
-    for name, reward in (("four", -3.0), ("one", 5.0)):
-        evals = [dict(step=step, data=data, avg=0.5, ci_low=0.1, ci_high=0.9)
-                 for step in (0, 6) for data in ("easy", "hard")]
-        metrics = [dict(step=step, reward_first_round=reward) for step in range(1, 7)]
-        runs.append(run_of(recorded_groups(name), name, metrics, evals))
+    evals = [dict(step=step, data=data, avg=0.5, ci_low=0.1, ci_high=0.9)
+             for step in (0, 6) for data in ("easy", "hard")]
+    runs = [run_of(recorded_groups(name), name, evals=evals, metrics=[
+        dict(step=step, reward_first_round=reward) for step in range(1, 7)])
+        for name, reward in (("four", -3.0), ("one", 5.0))]
     page = browse(PROMPT, data=dict(runs=runs))
-    draws = [len(recorded_group(10, 9, name)["pool"]) for name in ("four", "one")]
+    draws = [len(recorded_group(name=name)["pool"]) for name in ("four", "one")]
     assert page.locator(".draw").count() == sum(draws)
     page.click("#beside")
     page.click("#other-run")
@@ -368,33 +372,28 @@ def test_two_runs_stand_side_by_side(browse):
     assert chart.locator("path.line").count() == 4
 
 
-# ---------------------------------------------- what a log may hold, and what may be missing
-STATUSES = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
-
-
 def test_whatever_a_log_holds_or_lacks_is_said_where_it_matters(browse):
     def group(step, place=9):
-        return recorded_group(10, 9) | dict(step=step, place=place, id=f"{step}/{place}")
+        return recorded_group() | dict(step=step, place=place, id=f"{step}/{place}")
 
+    statuses = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
     broken, bare = group(10), group(13)
     broken["pool"][5]["theta"] = [None] * 16  # as an update leaves it that was not made
-    trouble = [group(11, place) for place in range(len(STATUSES))]
-    for one, status in zip(trouble, STATUSES):
+    trouble = [group(11, place) for place in range(len(statuses))]
+    for one, status in zip(trouble, statuses):
         one["pool"][5]["status"] = status
-    for s in bare["pool"]:
-        for name in explore.OF_TOKENS:
-            s.pop(name, None)
+    for i, s in enumerate(bare["pool"]):
+        bare["pool"][i] = {k: v for k, v in s.items() if k not in explore.OF_TOKENS}
     page = browse(f"{PROMPT}/sample/5/token/3",
                   data=dict(runs=[run_of([broken, *trouble, bare])]))
     assert page.inner_text("#why").startswith("Not a number")
     go(page, "#/run/0/step/11?only=trouble")
-    assert sorted(places(page)) == list(range(3, len(STATUSES)))
+    assert sorted(places(page)) == list(range(3, len(statuses)))
     for index, words in ((5, "its tokens are not in this page"), (3, "Its gradient is 0.")):
         go(page, f"#/run/0/step/13/prompt/9/sample/{index}")
         assert words in page.inner_text("#untrained")
 
 
-# ---------------------------------------------- the gallery
 def test_each_view_of_the_gallery_says_what_its_guide_quotes(browse):
     docs = ROOT / "docs"
     rows = [line for line in (docs / "explore.md").read_text().splitlines() if "[![" in line]

@@ -39,7 +39,7 @@ def by_the_papers(theta, old, mu, A, c: Config):
     bounded = min(max(r, 1 - c.eps_low), 1 + c.eps_high) if c.clip else r
     stopped = c.clip and c.objective != "cispo" and r * A > bounded * A  # on the advantage's side
     if c.mask == "dppo":  # a doubled rare token goes on, a common one that lost 0.3 does not
-        stopped = moved * math.copysign(1, A) > minirl.DELTA
+        stopped = moved * math.copysign(1, A) > minirl.DPPO_DELTA
     if c.mask == "icepop" and not 0.5 <= mismatch <= 5:
         stopped = True
     if c.objective == "grpo":

@@ -7,7 +7,7 @@ import torch
 from helpers import SMALL, lines, run_program
 from parts.folder import append
 from parts.models import tiny_folder
-from parts.plot import PANELS, drawn_rows
+from explorer.panels import PANELS, drawn_rows
 from parts.problems import chains
 
 pytestmark = pytest.mark.engine

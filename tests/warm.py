@@ -17,7 +17,7 @@ import vllm
 from vllm import LLM, LLMEngine
 
 import minirl
-import parts.plot
+import explorer.panels
 import vllm.v1.worker.cpu_worker
 from engines import inspect_here
 from transformers.models.qwen2 import modeling_qwen2

@@ -1,6 +1,6 @@
 """Make the pages of this gallery, and the pictures of them that docs/explore.md shows.
 
-    python docs/gallery/build.py            # today's parts/explore.html around each page's data
+    python docs/gallery/build.py            # today's explorer/page.html around each page's data
     python docs/gallery/build.py --train    # train the two small runs first: 10 minutes
     python docs/gallery/build.py --check    # write nothing: is it all as it would be written?
 

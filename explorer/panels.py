@@ -1,7 +1,4 @@
-"""Draws a run's metrics.
-
-Panels without data are left out. bench/compare.py draws several runs on one page.
-"""
+"""The panels of a run's curves, from its logs to curves.png. page.html draws the same panels."""
 import itertools
 import math
 import re
@@ -9,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.folder import read_rows, replacing, settings
-from parts.grader import NO_VERDICT, PART
+from parts.folder import NO_VERDICT, PART, read_rows, replacing, settings
 from parts.text import shown
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
-# (kind of drawing, title, unit, {key in metrics.jsonl: label}), also of explore.py's page;
-# docs/runs.md explains each title
+# (kind of drawing, title, unit, {key in metrics.jsonl: label}); docs/runs.md explains each title
 PANELS = (
     ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
@@ -38,8 +33,7 @@ PANELS = (
       "weight_under_half": "weight < ½"}),
     ("off-policy", "Importance weights before the cap", "π_θ/μ",
      {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
-    ("off-policy", "Effective sample size", "share of tokens",
-     {"weight_ess": ""}),
+    ("off-policy", "Effective sample size", "share of tokens", {"weight_ess": ""}),
     ("routes", "Experts alike in engine and trainer", "share of tokens",
      {"routes_agree_all": "in all layers"}),
     ("lines", "Where the time goes", "seconds per step",
@@ -52,7 +46,30 @@ PANELS = (
 )
 
 
+def panels_of(rows: list[dict]) -> list[tuple]:
+    """PANELS; that of the reward's parts has a line for each, and is left out if there is one."""
+    parts = {key: key.removeprefix(PART) for row in rows for key in row if key.startswith(PART)}
+    return [(*panel[:3], parts) if panel[0] == "parts" else panel for panel in PANELS
+            if panel[0] != "parts" or len(parts) > 1]
+
+
+def smoothing_reach(steps: int) -> int:
+    """Steps to both sides of the moving mean. A run of at most 12 steps stays as it is."""
+    return math.ceil(steps / 40) + 1 if steps > 12 else 0
+
+
 # ----------------------------------------------------------------------------------------- reading
+def read_run(folder: str | Path) -> dict:
+    """name, config, metrics and evals of a run. Raises SystemExit if there is nothing to see."""
+    folder = Path(folder)
+    config = settings(folder)
+    metrics, evals = drawn_rows(folder / "metrics.jsonl"), drawn_rows(folder / "eval.jsonl")
+    if not config or not (metrics or evals):
+        raise SystemExit(f"{shown(folder)} is no folder of a run that has finished a step, such as "
+                         "runs/NAME.")
+    return dict(name=folder.resolve().name, config=config, metrics=metrics, evals=evals)
+
+
 def drawn_rows(path: Path) -> list[dict]:
     """Of each row of a log the numbers and the data set. Broken lines are left out."""
     return [{key: value for key, value in row.items()
@@ -75,86 +92,84 @@ def shares(counts) -> dict:
     return dict(share_no_box=counts.get("no_box", 0) / total, share_no_verdict=failed / total)
 
 
-def panels_of(rows: list[dict]) -> list[tuple]:
-    """PANELS; that of the reward's parts has a line for each, and is left out if there is one."""
-    parts = {key: key.removeprefix(PART) for row in rows for key in row if key.startswith(PART)}
-    return [(*panel[:3], parts) if panel[0] == "parts" else panel for panel in PANELS
-            if panel[0] != "parts" or len(parts) > 1]
-
-
-def read_run(run: str | Path) -> dict:
-    """name, config, metrics and evals of a run's folder. ValueError if nothing was logged."""
-    run = Path(run)
-    metrics, evals = drawn_rows(run / "metrics.jsonl"), drawn_rows(run / "eval.jsonl")
-    if not metrics and not evals:
-        raise ValueError(f"Nothing to draw: {run} is no folder of a run with a finished step, such "
-                         "as runs/NAME.")
-    return dict(name=run.resolve().name, config=settings(run), metrics=metrics, evals=evals)
-
-
 def what_differs(runs: list[dict]) -> list[str]:
     """A sentence where curves mean other things: other rewards, other held-out problems."""
     rewards = {run["config"].get("reward") or "math-verify" for run in runs}
-    asked = {measured_on(run) for run in runs} - {""}
-    return [f"The runs have different {kind} ({shown('; '.join(sorted(found)))}): do not compare "
-            "their curves." for kind, found in (("rewards", rewards), ("held-out problems", asked))
-            if len(found) > 1]
+    problems = {measured_on(run) for run in runs} - {""}
+    return [f"The runs have different {kind} ({shown('; '.join(sorted(names)))}): do not compare "
+            "their curves."
+            for kind, names in (("rewards", rewards), ("held-out problems", problems))
+            if len(names) > 1]
 
 
 def measured_on(run: dict) -> str:
-    """`gsm8k (100)`; a run's own share is named by its data."""
-    own = f"held out of {run['config'].get('data')}"
+    """`gsm8k (100)`; a share that was held out of the run's own data is named by these data."""
     names = set()
     for row in run["evals"]:
-        name = own if row.get("data") == "held-out" else row.get("data")
-        count = f" ({row['questions']})" if "questions" in row else ""
-        names |= {f"{name}{count}"} if name else set()
-    return ", ".join(sorted(names))
+        name, count = row.get("data", ""), row.get("questions")
+        if name == "held-out":
+            name = f"held out of {run['config'].get('data')}"
+        names.add(f"{name} ({count})" if name and count else name)
+    return ", ".join(sorted(names - {""}))
 
 
-def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list[float]]:
-    """The values of x and of y, from the rows that have both."""
-    known = [row for row in rows if x in row and y in row]
-    return [row[x] for row in known], [row[y] for row in known]
+# ----------------------------------------------------------------------------------------- drawing
+def draw_run(run_dir: str | Path) -> Path:
+    """Draw all panels of a run into `curves.png` of its folder, also while it goes on.
 
-
-def smooth(values):
-    """Centred moving mean, as in explore.html: a fortieth of the run to both sides, and a step.
-
-    A run of at most 12 steps stays as it is.
+    Raises ValueError if nothing was logged yet. Without pyplot it needs no display.
     """
-    reach = math.ceil(len(values) / 40) + 1 if len(values) > 12 else 0
-    kernel = np.ones(2 * reach + 1)
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+    from matplotlib.figure import Figure
+
+    run = read_run(run_dir)
+    panels = panels_with_data(run)
+    columns = 4 if len(panels) <= 12 else 5
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.7 * columns, 3.8 * rows + 0.6), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
+    for number, (kind, title, unit, keys) in enumerate(panels, 1):
+        ax = figure.add_subplot(rows, columns, number)
+        if kind == "accuracy":
+            draw_accuracy(ax, run["evals"])
+        else:
+            draw_lines(ax, run["metrics"], keys, log_scale=kind == "kl")
+        label_panel(ax, title, unit)
+    names = [run["name"], *(run["config"].get(key) for key in ("model", "data"))]
+    about = " · ".join(plain(name) for name in names if name)
+    figure.suptitle(about + "      (faint: every step, bold: moving mean)", fontsize=12)
+    out = Path(run_dir) / "curves.png"
+    with replacing(out) as writing:  # in one piece: nobody opens half of one
+        figure.savefig(writing, dpi=110, format="png")
+    return out
 
 
-def plain(text) -> str:
-    """A name that matplotlib draws as it is: `$` begins no formula, `_` does not hide it."""
-    text = str(text).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+def panels_with_data(run: dict) -> list[tuple]:
+    """The panels for which something was logged.
+
+    Panels of kind "off-policy" are left out where all importance weights are 1 but for rounding,
+    as with one mini-batch in float32: then no token is masked either, and all their lines are flat.
+    """
+    rows = run["metrics"]
+    logged = {key for row in rows for key in row}
+    on_policy = all(row.get("weight_max", 1) - row.get("weight_min", 1) < 0.01 for row in rows)
+    return [panel for panel in panels_of(rows)
+            if (run["evals"] if panel[0] == "accuracy" else logged & set(panel[3]))
+            and not (on_policy and panel[0] == "off-policy")]
 
 
-# ----------------------------------------------------------------------------------------- panels
 def draw_lines(ax, rows, keys, log_scale=False) -> None:
     """Two lines per key: every step (faint) and the moving mean. On a log scale the sizes."""
     for color, (key, label) in zip(itertools.cycle(COLORS), keys.items()):
         xs, ys = series([row for row in rows if row.get(key) or not log_scale], key)
         if xs:
             ys = np.abs(ys) if log_scale else ys
-            marker = "." if len(xs) < 20 else ""
             ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
-            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker=marker,
+            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker="." if len(xs) < 20 else "",
                     label=plain(label))
     if log_scale:
         ax.set_yscale("log")
     else:
         ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a reward of one's own may be negative
-
-
-def in_float32(config: dict) -> bool:
-    """Whether trainer, engine and cache all are: then engine and trainer agree far better."""
-    return (config.get("dtype") == "float32" and config.get("kv_cache_dtype", "auto") == "auto"
-            and config.get("rollout_dtype", "auto") in ("auto", "float32"))
 
 
 def draw_accuracy(ax, evals) -> None:
@@ -171,11 +186,11 @@ def draw_accuracy(ax, evals) -> None:
             rows = [row for row in rows if "ci_low" in row and "ci_high" in row]
             (xs, low), (_, high) = series(rows, "ci_low"), series(rows, "ci_high")
             ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
-    ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a reward of one's own may be negative
+    ax.set_ylim(bottom=min(0, ax.dataLim.y0))
 
 
 def label_panel(ax, title, unit) -> None:
-    """Title, units and tick format, the same on every panel."""
+    """Title, unit, legend and tick format, the same on every panel."""
     from matplotlib.ticker import MaxNLocator
 
     ax.set_title(title, fontsize=11)
@@ -187,39 +202,23 @@ def label_panel(ax, title, unit) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if any(ax.get_legend_handles_labels()[1]):
+        ax.legend(fontsize=8)
 
 
-# ----------------------------------------------------------------------------------------- pages
-def draw_run(run_dir: str | Path) -> Path:
-    """Draw all panels of a run into `curves.png` of its folder, also while it goes on.
+def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list[float]]:
+    """The values of x and of y, from the rows that have both."""
+    rows = [row for row in rows if x in row and y in row]
+    return [row[x] for row in rows], [row[y] for row in rows]
 
-    Raises ValueError if nothing was logged yet. Without pyplot it needs no display.
-    """
-    from matplotlib.figure import Figure
 
-    run = read_run(run_dir)
-    logged = {key for row in run["metrics"] for key in row}
-    panels = [p for p in panels_of(run["metrics"])
-              if (run["evals"] if p[0] == "accuracy" else logged & set(p[3]))]
-    if run["config"].get("mini_batches") == 1 and in_float32(run["config"]):
-        panels = [p for p in panels if p[0] != "off-policy"]  # all weights are 1, nothing is masked
-    columns = 4 if len(panels) <= 12 else 5
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(4.7 * columns, 3.8 * rows + 0.6), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
-    for number, (kind, title, unit, keys) in enumerate(panels, 1):
-        ax = figure.add_subplot(rows, columns, number)
-        if kind == "accuracy":
-            draw_accuracy(ax, run["evals"])
-        else:
-            draw_lines(ax, run["metrics"], keys, log_scale=kind == "kl")
-        label_panel(ax, title, unit)
-        if any(ax.get_legend_handles_labels()[1]):
-            ax.legend(fontsize=8)
-    known = [run["config"][key] for key in ("model", "data") if run["config"].get(key)]
-    about = map(plain, [run["name"], *known])
-    figure.suptitle(" · ".join(about) + "      (faint: every step, bold: moving mean)", fontsize=12)
-    out = Path(run_dir) / "curves.png"
-    with replacing(out) as writing:  # in one piece: nobody opens half of one
-        figure.savefig(writing, dpi=110, format="png")
-    return out
+def smooth(values):
+    """Centred moving mean; at both ends over what is there."""
+    kernel = np.ones(2 * smoothing_reach(len(values)) + 1)
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def plain(text) -> str:
+    """A name that matplotlib draws as it is: `$` begins no formula, `_` does not hide it."""
+    text = str(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

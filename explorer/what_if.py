@@ -1,0 +1,74 @@
+"""What another sampling rule would have made of recorded answers, for the page of explore.py.
+
+The exit test and the choice of answers are those of ada_sampler.py. The rules that allocate a
+step's draws to its prompts are left out, for a log need not hold all prompts of a step.
+"""
+import math
+from dataclasses import fields, replace
+
+from ada_sampler import RULES, Group, Sample, SamplerConfig, exit_test, settle
+from explorer.panels import is_number
+from parts.folder import NO_VERDICT
+
+
+def add_to(run: dict, sizes: dict | None = None) -> None:
+    """Add to a run of the page what each rule makes of its prompts. `sizes`: n, M, N in its place.
+
+    run["rule"]      the run's own rule, in numbers; None if it cannot be replayed
+    run["what_if"]   the sizes; of each rule why ada_sampler.py refuses them, or ""
+    group["what_if"] {rule: its fate}
+    """
+    recorded = sampler_settings(run["config"])
+    rules = [name for name in RULES if not replace(recorded, sampler=name).rule.allocates]
+    run["rule"] = recorded.rule._asdict() if recorded.sampler in rules else None
+    sizes = {size: getattr(recorded, size) for size in ("n", "M", "N")} | (sizes or {})
+    configs = {name: sampler_settings(run["config"] | sizes | dict(sampler=name)) for name in rules}
+    refused = {name: refusal(config) for name, config in configs.items()}
+    run["what_if"] = dict(sizes=sizes, rules=refused)
+    for group in run["groups"]:
+        fates = {name: replayed(group["pool"], config) for name, config in configs.items()
+                 if not refused[name]}
+        group["what_if"] = {name: fate for name, fate in fates.items() if fate}
+
+
+def sampler_settings(config: dict) -> SamplerConfig:
+    """Those of a run's settings that are the sampler's. What is missing or damaged: the default."""
+    return SamplerConfig(**{one.name: config[one.name] for one in fields(SamplerConfig)
+                            if type(config.get(one.name)) is type(one.default)})
+
+
+def refusal(config: SamplerConfig) -> str:
+    try:
+        config.validate()
+    except ValueError as reason:
+        return str(reason)
+    return ""
+
+
+def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
+    """A prompt's fate under these settings; None if the rule wants more answers than the pool has.
+
+    `kept` lists places in the pool, `coefficients` what their gradients would be multiplied by.
+    """
+    group = Group(index=0, problem=None)
+    while not group.outcome:
+        group.rounds += 1
+        draws = group.rounds * config.rule.round_size
+        if draws > len(pool):
+            return None
+        group.pool = [as_sample(i, pool[i], config) for i in range(draws)]
+        correct = sum(s.correct for s in group.pool)
+        group.outcome = exit_test(correct, draws - correct, group.rounds, config)
+    settle(group, config)
+    rows = group.rows()
+    return dict(
+        outcome=group.outcome, rounds=group.rounds, draws=draws, baseline=group.baseline,
+        kept=[sample.index for sample, _ in rows],
+        coefficients=[coefficient for _, coefficient in rows])
+
+
+def as_sample(index: int, logged: dict, config: SamplerConfig) -> Sample:
+    status, reward = logged.get("status"), logged.get("reward")
+    if status is None or status in NO_VERDICT or not is_number(reward):
+        reward = math.nan
+    return Sample(index=index, round=0, reward=reward, correct=reward > config.threshold)

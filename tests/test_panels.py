@@ -1,0 +1,167 @@
+"""Pages come out whole for any stage of a run; seeds are grouped; what is missing is skipped."""
+import json
+import math
+from unittest import mock
+
+import pytest
+from matplotlib.figure import Figure
+
+import compare
+from explorer import panels
+from helpers import ROOT, lines
+from parts.folder import NO_VERDICT, append
+from test_explore import make
+
+
+def is_picture(path):
+    return path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name, weight, drawn", [
+    ("one", 1.0, False), ("one", 1.1, True), ("four", 1.0, True)])
+def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, drawn):
+    """Where all weights are 1 but for rounding: then no token is masked."""
+    run = make(tmp_path / r"a$\frac$", name=name)
+    some = [(*panel, keys | dict(absent="")) for *panel, keys in panels.PANELS if panel[1] in (
+        "Reward while training", "Tokens stopped by the mask", "Engine against trainer")]
+    monkeypatch.setattr(panels, "PANELS", some)
+    append(run / "metrics.jsonl", dict(step=98, weight_min=1.0, weight_max=weight), dict(step=99))
+    (run / "eval.jsonl").unlink()
+    monkeypatch.chdir(run)
+    with mock.patch.object(panels, "label_panel", wraps=panels.label_panel) as labelled:
+        assert is_picture(panels.draw_run("."))
+    scales = [call.args[0].get_yscale() for call in labelled.call_args_list]
+    assert scales == ["linear", "log", *["linear"] * drawn]
+    assert panels.read_run(".")["name"] == run.name
+
+
+def test_every_panel_is_explained_under_its_title():
+    explained = (ROOT / "docs" / "runs.md").read_text()
+    assert [title for _, title, _, _ in panels.PANELS if f"| {title} |" not in explained] == []
+
+
+@pytest.mark.parametrize("names, drawn", [
+    ([], None), (["a"], None), (["a", "$b"], ["a", r"\$b"]),
+    ("abcdefghi", [*"abcdefghi"])])  # more than there are colours
+def test_parts_of_the_reward_have_a_panel_if_there_are_several(names, drawn):
+    rows = [dict(step=1, samples=4), *(dict({f"reward/{name}": 1.0}, step=2) for name in names)]
+    parts = [keys for kind, *_, keys in panels.panels_of(rows) if kind == "parts"]
+    assert parts == [{f"reward/{name}": name for name in names}] * bool(drawn)
+    for keys in parts:
+        ax = Figure().subplots()
+        panels.draw_lines(ax, rows, keys)
+        assert ax.get_legend_handles_labels()[1] == drawn
+
+
+def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
+    for status in NO_VERDICT:
+        log = tmp_path / f"{status}.jsonl"
+        append(log, dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20}))
+        assert panels.drawn_rows(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
+
+
+def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch):
+    kinds = {draw: (draw, *panel) for draw, *panel in panels.PANELS[:-1]}
+    monkeypatch.setattr(panels, "PANELS", [*kinds.values()])  # drawing all takes a second
+    run = make(tmp_path / "a", name="one")
+    whole = panels.series(panels.read_run(run)["metrics"], "samples")
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        last = lines(run / name)[-1]
+        with open(run / name, "a") as file:
+            for odd in ("text", {"a": 1}, None, 10**400, math.inf):
+                for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
+                    file.write(json.dumps(dict.fromkeys(last, odd) | changes) + "\n")
+            file.write("[]\n7\n" + '{"step": 4, "sam')
+    assert is_picture(panels.draw_run(run))
+    assert panels.series(panels.read_run(run)["metrics"], "samples") == whole
+    assert is_picture(compare.draw_comparison([run], tmp_path / "compare.png"))
+
+
+def test_smoothing_keeps_constants_and_length():
+    assert list(panels.smooth([3.0] * 40)) == pytest.approx([3.0] * 40)
+    assert list(panels.smooth([*range(11), 0])) == [*range(11), 0]
+    assert panels.smooth([*range(13)])[0] == 1
+    smoothed = panels.smooth([*range(20), 0, 10])
+    assert smoothed[5] == 5 and smoothed[0] == 1  # over 2 steps to both sides, or what is there
+    assert smoothed[-1] == pytest.approx(29 / 3) and smoothed[-3] == pytest.approx(64 / 5)
+
+
+def test_numbers_below_zero_are_in_the_panel():
+    """On a log scale by their size."""
+    left, middle, right = Figure().subplots(1, 3)
+    rows = [dict(step=i, avg=avg) for i, avg in enumerate((-.5, 0, 2))]
+    panels.draw_lines(left, rows, dict(avg="a"))
+    panels.draw_accuracy(middle, rows)
+    panels.draw_lines(right, rows, dict(avg=""), log_scale=True)
+    assert left.get_ylim()[0] <= -.5 and middle.get_ylim()[0] <= -.5
+    assert [*right.lines[0].get_ydata()] == [.5, 2]
+
+
+def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend():
+    ax = Figure().subplots()
+    evals = [dict(step=i, data=data, avg=avg, k=2, ci_low=avg - .1, ci_high=avg + .1)
+             for i, both in enumerate(((.1, .6), (.5, .7), (.3, .9)))
+             for data, avg in zip("de", both)]
+    del evals[2]["ci_low"]  # damaged: it is in the curve, and not in the band
+    panels.draw_accuracy(ax, evals)
+    assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30", "e, avg@2: 0.60 → 0.90"]
+    curves = [[*line.get_ydata()] for line in ax.lines]
+    assert curves == [[.1, .5, .3], [.1] * 2, [.6, .7, .9], [.6] * 2]
+    bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
+    assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4}, {.5, .6, .7, .8, 1}]
+    ax = Figure().subplots()
+    panels.draw_accuracy(ax, [dict(step=20, data="d", avg=.4)])
+    assert len(ax.lines) == 1  # it is not known where it began
+
+
+def test_mean_line_covers_the_common_range():
+    ax = Figure().subplots()
+    curves = [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])]
+    compare.draw_group(ax, curves, "k", "two")
+    *_, mean = ax.lines
+    assert len(ax.lines) == 3 and mean.get_label() == "two"
+    assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([0, 2], [1.0, 3.0])
+
+
+def test_seeds_share_a_line_and_names_are_drawn_as_they_are():
+    names = ["a/mine", r"b/a$\frac$", "b/mine", "bal-seed10", "bal-seed11", "_bare"]
+    runs = [dict(name=name, config=dict(seed=name, sampler=name.partition("-seed")[0]))
+            for name in names[:-1]] + [dict(name="_bare", config={})]
+    assert [*compare.group_by_seed(runs)] == [
+        "a/mine", r"b/a\$\frac\$", "b/mine", "bal-seed10 (mean of 2)", " _bare"]
+
+
+def test_the_numbers_behind_the_curves_are_printed():
+    """Of each run, and the mean of those that differ in the seed alone."""
+    first = dict(step=0, data="builtin", avg=0.23, ci_low=0.2, ci_high=0.26, samples_total=0)
+    last = first | dict(step=20, avg=0.581, ci_low=0.51, ci_high=0.65, samples_total=8760,
+                        tokens_total=412345, seconds_total=37.4)
+    other = last | dict(avg=0.5)
+    runs = [dict(name=f"runs/{name}", config=config, evals=evals) for name, config, evals in (
+        ("a0", dict(seed=0, lr=1), [first, last]), ("a1", dict(seed=1, lr=1), [other]),
+        ("own", dict(reward="mine.py:score"), [first | dict(avg=-2.5)]),
+        ("new", {}, [first | dict(data="other")]))]
+    cost = "after 8,760 samples, 412,345 tokens and 37 s of training"
+    assert compare.numbers(runs, "builtin") == [
+        "runs/a0: 23.0% [20.0%, 26.0%] at step 0",
+        f"runs/a0: 58.1% [51.0%, 65.0%] at step 20, {cost}",
+        f"runs/a1: 50.0% [51.0%, 65.0%] at step 20, {cost}",
+        "runs/own: -2.5 [0.2, 0.26] at step 0", "runs/new: no evaluation on builtin",
+        "runs/a0 (mean of 2): 54.0% in their last evaluations"]
+
+
+@pytest.mark.parametrize("one, other, said", [
+    (("held-out", 8, "a"), ("held-out", 8, "a"), ""),
+    (("held-out", None, "a"), ("held-out", None, "b"),
+     "held-out problems (held out of a; held out of b)"),
+    (("held-out", 8, "a"), ("gsm8k", 8), "problems (gsm8k (8); held out of a (8))"),
+    (("gsm8k", 8), ("gsm8k", 9), "problems (gsm8k (8); gsm8k (9))"),
+    (("gsm8k", 8), ("gsm8k", 8, "", "my.py:f"), "rewards (math-verify; my.py:f)"),
+    (("gsm8k", 8), (None, 8), "")])
+def test_runs_that_mean_other_things_are_named(one, other, said):
+    def run(asked, questions, data="", reward=""):
+        row = dict(data=asked) | (dict(questions=questions) if questions else {})
+        return dict(config=dict(data=data, reward=reward), evals=[row] * 2 if asked else [])
+
+    sentences = panels.what_differs([run(*one), run(*one), run(*other)])
+    assert said in "".join(sentences) and len(sentences) == bool(said)
