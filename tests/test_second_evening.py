@@ -47,13 +47,12 @@ def gradients_of_minirl(groups, mini_batches: int) -> list:
 
 
 def gradients_of(evening, groups, mini_batches: int, **settings) -> list:
-    model = policy()
-    optimizer = Recorder(model)
+    optimizer = Recorder(policy())
     settings |= dict(MAX_TOKENS=MAX_TOKENS, MINI_BATCHES=mini_batches)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setattr(evening, name, value)
-        evening.update(model, optimizer, groups)
+        evening.update(optimizer.model, optimizer, groups)
     return optimizer.gradients
 
 
