@@ -58,7 +58,7 @@ class Engine:
     def __init__(self):
         self.llm = LLM(MODEL, dtype=DTYPE, max_model_len=MAX_PROMPT + MAX_TOKENS, enable_lora=True,
                        gpu_memory_utilization=0.45,  # the rest of the memory is the trainer's
-                       enforce_eager=not GPU, async_scheduling=False, seed=0)  # also of torch
+                       enforce_eager=not GPU, async_scheduling=False, seed=0)  # seeds torch, too
         self.tokenizer = (PreTrainedTokenizerFast if TOY else AutoTokenizer).from_pretrained(MODEL)
         self.count, self.keys = 0, {}
         # vLLM stops at the model's own end token. In a base model the chat template has another.
