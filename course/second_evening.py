@@ -21,14 +21,12 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 GPU = torch.cuda.is_available()
-# vLLM reads these when it is imported. It runs in this process, and prints errors only. On a CPU
-# it takes 1 GiB for keys and values, shares the cores with the trainer, and compiles nothing.
+# vLLM reads these on import. It runs in this process; on a CPU it takes 1 GiB, compiles nothing.
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
                "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                "TORCHDYNAMO_DISABLE": "0" if GPU else "1"}
@@ -38,7 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from ada_sampler import SamplerConfig, collect
+from ada_sampler import SamplerConfig, collect, keep
 from parts.problems import chains  # "7+5-4=?", with the answer "8"
 
 TOY = len(sys.argv) == 1
@@ -49,7 +47,7 @@ MAX_PROMPT, MAX_TOKENS = (64, 48) if TOY else (1024, 3000)  # tokens of a prompt
 RATE = 1e-3 if TOY else 2e-5  # learning rate
 MINI_BATCHES = 1  # optimizer steps per batch; the mask (see `objective`) acts from the second on
 EPS_LOW, EPS_HIGH, CAP = 0.2, 0.27, 5.0  # MiniRL's bounds of the mask and of the weight
-IN_ROUNDS = SamplerConfig(sampler="ada-balance", n=4, M=8, N=4)  # at most N rounds of M; keep n
+ROUNDS = SamplerConfig(sampler="ada-balance", n=4, M=8, N=4)  # at most N rounds of M; keep n
 
 
 class Engine:
@@ -142,17 +140,17 @@ def objective(lp_T, old_T, mu_T, A: float) -> torch.Tensor:
     return mask_T * weight_T * A * lp_T
 
 
-def update(policy, optimizer, groups: list) -> float:
-    """MINI_BATCHES optimizer steps. Returns the largest |log pi_old - log mu| of a token."""
-    # rows() gives the kept answers, each with A, its reward minus the mean of the prompt's pool.
-    batches = [[(s.rollout, A) for group in groups[i::MINI_BATCHES] for s, A in group.rows() if A]
+def update(policy, optimizer, kept: list[list]) -> float:
+    """Optimizer steps on `kept`, which has the list of (answer, advantage A) of each prompt.
+    Returns the largest |log pi_old - log mu| of a token."""
+    batches = [[(answer, A) for prompt in kept[i::MINI_BATCHES] for answer, A in prompt if A]
                for i in range(MINI_BATCHES)]
     with torch.no_grad():  # before the first optimizer step
         old = [[log_probs(policy, answer) for answer, _ in batch] for batch in batches]
     # MiniRL sums over tokens and averages over answers. Answers with A = 0 have no gradient, but
     # they count, so a batch with little to learn from makes a small step. The constant MAX_TOKENS
     # keeps the gradient below the norm 1, above which it is scaled down.
-    divisor = sum(len(group.kept) for group in groups) / MINI_BATCHES * MAX_TOKENS
+    divisor = sum(map(len, kept)) / MINI_BATCHES * MAX_TOKENS
     gap = 0.0
     for batch, old_of_batch in zip(batches, old):
         for (answer, A), old_T in zip(batch, old_of_batch):
@@ -181,14 +179,17 @@ if __name__ == "__main__":
         engine.sync(policy)
         if step in (0, STEPS // 2, STEPS):
             groups = collect(held_out, SamplerConfig(sampler="uniform", n=4), engine, grader)
-            right = sum(group.p_hat for group in groups) / len(groups)
-            print(f"step {step:3}: {right:.1%} of the held-out answers are right", flush=True)
+            right = [s.correct for group in groups for s in group.pool]
+            print(f"step {step:3}: {sum(right) / len(right):.1%} of held-out answers are right")
         if step < STEPS:
-            groups = collect(random.sample(train, PROMPTS), IN_ROUNDS, engine, grader)
-            gap = update(policy, optimizer, groups)
+            groups, kept = collect(random.sample(train, PROMPTS), ROUNDS, engine, grader), []
+            for group in groups:
+                # Half of the kept are right by choice, so the baseline is the mean of the pool.
+                baseline = sum(s.reward for s in group.pool) / len(group.pool)
+                kept.append([(s.rollout, s.reward - baseline) for s in keep(group.pool, ROUNDS.n)])
+            gap = update(policy, optimizer, kept)
             print(f"step {step + 1:3}: {sum(len(group.pool) for group in groups)} answers, "
-                  f"{sum(group.zero_signal for group in groups)} of {PROMPTS} prompts without "
-                  f"gradient, log mu and log pi_old differ by {gap:.0e}", flush=True)
+                  f"log mu and log pi_old differ by {gap:.0e}", flush=True)
 
 # What is missing here                                  and where it is
 #   other rules of sampling; how the rounds work        ada_sampler.py
@@ -197,4 +198,3 @@ if __name__ == "__main__":
 #   a check that the adapter has arrived                parts/probe.py
 #   mixtures of experts                                 parts/routing_replay.py
 #   warm-up, logs, checkpoints, resuming                parts/run.py
-#   intervals of the accuracy                           eval.py
