@@ -132,3 +132,6 @@ print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=Fal
 #   mixtures of experts                                 parts/routing_replay.py
 #   intervals of the accuracy                           eval.py
 #   a run that can be killed, resumed, looked into      parts/run.py, explore.py
+
+# Read course/second_evening.py next, which has the engine, the mask, the weight and the adapter in
+# 200 lines. Then read minirl.py.
