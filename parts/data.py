@@ -1,15 +1,13 @@
-"""Problems in: a benchmark, file or hub data set becomes a list of `Problem` with clean golds.
+"""The problems of a run: what it trains on, what it holds out, in which order.
 
     problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin; by commas
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-sources.py reads rows and says what their columns mean; prompts.py turns problems into prompts. One
-line per set says what was dropped and why. A user's mistakes end in a SystemExit of one sentence.
+For each set, a line says what was dropped. A user's mistake ends in a SystemExit of one sentence.
 """
 import hashlib
 import json
 import random
-import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -29,8 +27,6 @@ from verifier.spelling import normalize
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
-OTHER_GOLD = "with another gold than the same text before"
-NO_GOLD = "without a gold answer"
 SHORT = 30  # letters and digits: below that, two problems may have the same by chance
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
@@ -111,28 +107,33 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
     `rows_for`: whole_rows and shows, as in `keys_of`.
     """
-    sets, sources, seen, split = [], Counter(), {}, "train" if for_training else "test"
+    split = "train" if for_training else "test"
+    sets, sources, seen = [], Counter(), {}
     for part, _ in expand(name):
-        if part in BUILTIN:
-            rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
-            require_columns(rows[0], rows_for.get("shows", ""), part)
-            sets.append([replace(problem_of(row, part, **rows_for), id=row["id"])
-                         for row in rows])  # made without flaws; a short text may come twice
+        if part in BUILTIN:  # made without flaws; a short text may come twice
+            sets.append(built_in(part, split, limit, **rows_for))
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
         source = Path(part).name if is_file(part) else part
         sources[source] += 1  # of a second file of this name, reports and ids say so
         source += f"#{sources[source]}" * (sources[source] > 1)
-        own = columns if is_own(part) else ""
-        known = seen if for_training else {}
-        sets.append(sift(rows, source, split, own, limit, known, **rows_for))
+        named = columns if is_own(part) else ""
+        before = seen if for_training else {}
+        sets.append(sift(rows, source, split, named, limit, before, **rows_for))
     return sets
+
+
+def built_in(name: str, split: str, limit: int | None, **rows_for) -> list[Problem]:
+    """Problems that the program makes itself."""
+    rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
+    require_columns(rows[0], rows_for.get("shows", ""), name)
+    return [replace(problem_of(row, name, **rows_for), id=row["id"]) for row in rows]
 
 
 def is_own(names: str) -> bool:
     """Whether one of these sets is a file or on the hub: --columns may name its columns."""
-    known = ("auto", HELD_OUT, *BUILTIN, *BENCHMARKS)
-    return any(name not in known for name, _ in expand(names))
+    fixed = ("auto", HELD_OUT, *BUILTIN, *BENCHMARKS)
+    return any(name not in fixed for name, _ in expand(names))
 
 
 # ---------------------------------------------------------------------------------- rows of one set
@@ -142,65 +143,55 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
 
     `seen`: the problems that are there already (see `double_of`).
     """
-    kept, dropped, names, seen = [], Counter(), {}, {} if seen is None else seen
-    unread, turns, (question, _, answer) = {}, [], columns.partition(",")
+    problems, used, names, dropped = [], [], {}, Counter()
+    seen = {} if seen is None else seen
     for index, row in enumerate(rows):
-        names.update(dict.fromkeys(row))
+        names |= dict.fromkeys(row)
         problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows, shows)
         reason = flaw(problem) or double_of(problem, seen)
         if reason:
             dropped[reason] += 1
             continue
-        kept.append(problem)
-        unread.update(dict.fromkeys(unread_columns(row, question, answer)))
-        turns.append((problem_key(row, question), other_turns(row, question)))
-        if len(kept) == limit:
+        problems.append(problem)
+        used.append(row)
+        if len(problems) == limit:
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-    if not kept:
-        raise SystemExit(nothing_usable(source, why, dropped, names, columns))
+    if not problems:
+        raise SystemExit(
+            f"No row of {shown(source)} can be used: {why or 'it has none'}. If its columns "
+            f"({shown(', '.join(map(str, names)), 1000)}) have other names, take --columns "
+            "QUESTION,ANSWER (a nested one as parent.child); without golds, take --reward "
+            "FILE.py:FUNCTION.")
     require_columns(names, shows, source)
-    first = "the first " if len(kept) == limit else ""  # the rows after these were not read
-    print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
-          f"{counted(len(kept) + dropped.total(), 'row')}{f' (dropped {why})' if why else ''}")
+    first = "the first " if len(problems) == limit else ""  # the rows after these were not read
+    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} of {first}"
+          f"{counted(index + 1, 'row')}{f' (dropped {why})' if why else ''}")
     if source not in BENCHMARKS:
-        seen = shown_columns(names, shows)
-        report_unseen(source, [name for name in unread if not whole_rows and name not in seen],
-                      [turn for turn in turns if turn[0].partition(".")[0] not in seen])
-    return kept
+        report_unseen(source, used, columns, shown_columns(names, shows), whole_rows)
+    return problems
 
 
-def nothing_usable(source: str, why: str, dropped: Counter, names: dict, columns: str) -> str:
-    """The sentence for a set without a problem that can be used."""
-    if not why:
-        return f"{shown(source)} is empty: it has no rows."
-    sentence = f"No row of {shown(source)} can be used: {why}. "
-    if set(dropped) <= {"double", OTHER_GOLD}:
-        return sentence + "A set before it has all of its problems: leave it out."
-    if " " in columns.strip() and "," not in columns:
-        sentence += (f"--columns {shown(columns)} is one name: for two columns write "
-                     "QUESTION,ANSWER with a comma. ")
-    advice = "name the right ones with --columns QUESTION,ANSWER (a nested one as parent.child)"
-    if NO_GOLD in dropped:
-        advice += ", or judge without golds: --reward FILE.py:FUNCTION"
-    return f"{sentence}Its columns are {shown(', '.join(map(str, names)), 1000)}: {advice}."
-
-
-def report_unseen(source: str, unread: list[str], turns: list[tuple[str, list]]) -> None:
-    """Prints the columns and the turns that do not reach the model, if there are any."""
-    advice = "if it needs them, a .jinja file as --template can show {{ row.%s }} (docs/data.md)"
-    if unread:
-        word = "columns" if len(unread) > 1 else "column"
-        print(f"data: {shown(source)}: the model does not see the {word} "
-              f"{shown(', '.join(unread))}; {advice % shown(unread[0])}")
-    others = [(key, found) for key, found in turns if found]
-    if others:
-        (key, found), *_ = others
-        roles = Counter(shown(role, 20) for _, each in others for role, _ in each)
-        counts = ", ".join(f"{count} {role}" for role, count in roles.items())
-        print(f"data: {shown(source)}: the model does not see the other turns of "
-              f"{counted(len(others), 'problem')} ({counts}), such as {shown(found[0][0], 20)}: "
-              f"{shown(repr(found[0][1]), 80)}; {advice % shown(key)}")
+def report_unseen(source: str, rows: list[dict], columns: str, visible: dict,
+                  whole_rows: bool) -> None:
+    """Prints which columns and which turns of a chat do not reach the model, if there are any."""
+    question, _, answer = columns.partition(",")
+    unread, chats, unseen = {}, [], []
+    for row in rows:
+        unread |= dict.fromkeys(unread_columns(row, question, answer))
+        key = problem_key(row, question)
+        turns = [] if key.partition(".")[0] in visible else other_turns(row, key)
+        chats += [(key, *turns[0])] if turns else []
+    names = [name for name in unread if not whole_rows and name not in visible]
+    if names:
+        unseen.append((f"these columns: {shown(', '.join(names))}", names[0]))
+    if chats:
+        key, role, text = chats[0]
+        unseen.append((f"the other turns of {counted(len(chats), 'problem')}, such as "
+                       f"{shown(role, 20)}: {shown(repr(text), 80)}", key))
+    for what, column in unseen:
+        print(f"data: {shown(source)}: the model does not see {what}; if it needs them, a .jinja "
+              f"file as --template can show {{{{ row.{shown(column)} }}}} (docs/data.md)")
 
 
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",
@@ -220,10 +211,10 @@ def in_json(value) -> str | float:
 
 def flaw(problem: Problem) -> str:
     """Why a problem cannot be used; "" if it can."""
-    if not without_instruction(problem.problem):
+    if not without_instruction(problem.problem).strip():
         return "without a problem"
     if not problem.judged_by:
-        return NO_GOLD
+        return "without a gold answer"
     text = problem.problem + problem.answer + problem.level
     return "" if is_text(text) else "with broken characters"
 
@@ -236,7 +227,7 @@ def double_of(problem: Problem, seen: dict[str, str]) -> str:
     """
     text, gold = asked(problem), problem.answer  # white space makes no difference
     if seen.get(text, gold) != gold:
-        return OTHER_GOLD
+        return "with another gold than the same text before"
     alike = "".join(text.casefold().split()) + f"={gold or text}"  # nor does case, with this gold
     if text in seen or alike in seen:
         return "double"
@@ -392,31 +383,26 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
 def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Problem]:
     """Counts golds that math-verify cannot read or that hardly any answer equals, as `about 5`.
 
-    For training it `drop`s the former, and raises SystemExit if nothing is left. In an evaluation
-    they stay: a score counts all questions of its set.
+    For training it `drop`s the former, if others are left. In an evaluation they stay, because a
+    score counts all questions of its set.
     """
-    sound = grader.check_golds([problem.answer for problem in problems])
-    kept = [problem for problem, ok in zip(problems, sound) if ok]
-    odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
-    unlikely = [problem.answer for problem in kept if problem.source not in BENCHMARKS
+    readable = grader.check_golds([problem.answer for problem in problems])
+    sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
+    drop = drop and bool(sound)
+    odd = [problem.answer for problem, is_sound in zip(problems, readable) if not is_sound]
+    unlikely = [problem.answer for problem in sound if problem.source not in BENCHMARKS
                 and not is_one_value(normalize(problem.answer))]
-    decimals = any(re.fullmatch(r"-?\d+,\d\d?", gold) for gold in unlikely)
-    comma = " (1,5 is read as a list: for a decimal write 1.5)" if decimals else ""
-    example = f"\\boxed{{{unlikely[0]}}}" if unlikely else ""
-    of_all = f"of {counted(len(problems), 'gold')} to {'train' if drop else 'evaluate'} on"
     for golds, flaw, fate in (
             (odd, "cannot be read by math-verify",
              "dropped" if drop else "only the same string is right"),
             (unlikely, "are no single number or formula",
              "an answer must repeat the words, or give all of the values, as in "
-             f"{shown(example, 80)}{comma}")):
+             + shown(f"\\boxed{{{[*unlikely, ''][0]}}}", 80))):
         if golds:
             examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])
-            print(f"data: {len(golds)} {of_all} {flaw}, such as {examples}: {fate}")
-    if drop and not kept:
-        raise SystemExit("Nothing is left to train on: mend the golds, name their column "
-                         "(--columns QUESTION,ANSWER), or judge by --reward FILE.py:FUNCTION.")
-    return kept if drop else problems
+            print(f"data: {len(golds)} of {counted(len(problems), 'gold')} {flaw}, such as "
+                  f"{examples}: {fate}")
+    return sound if drop else problems
 
 
 # ----------------------------------------------------------------- problems of a built-in model
