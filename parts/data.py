@@ -19,8 +19,8 @@ from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.prompts import shown_by
 from parts.sources import (
-    BENCHMARKS, expand, find_gold, find_problem, is_file, other_turns, plain, problem_key,
-    read_file, read_hub, require_columns, shown_columns, unread_columns, without_instruction)
+    BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub,
+    require_columns, shown_columns, unread_columns, without_instruction)
 from parts.text import counted, is_text, shown
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
@@ -73,10 +73,7 @@ def default_eval_data(data: str) -> str:
 
 
 def default_template(model: str, reward: str = "") -> str:
-    """The prompt template that fits a model when none is named.
-
-    With a user's own reward the prompt is the bare problem: it asks for no steps and no box.
-    """
+    """The prompt template that fits a model; with --reward the prompt is the bare problem."""
     if model in TINY or reward:
         return "chat"
     return "three-examples" if is_small(model) else "reinforce-ada"
@@ -84,7 +81,7 @@ def default_template(model: str, reward: str = "") -> str:
 
 # ------------------------------------------------------------------------------------ several sets
 def keys_of(config) -> dict:
-    """columns: "QUESTION,ANSWER" of files and hub data sets; those of other sets are known.
+    """columns: "QUESTION,ANSWER" of files and hub data sets, because those of other sets are fixed.
 
     whole_rows: each problem keeps all its columns for the reward, and needs no gold.
     shows: the text of a .jinja template, for which each problem keeps the columns that it names.
@@ -110,8 +107,11 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     split = "train" if for_training else "test"
     sets, sources, seen = [], Counter(), {}
     for part, _ in expand(name):
-        if part in BUILTIN:  # made without flaws; a short text may come twice
-            sets.append(built_in(part, split, limit, **rows_for))
+        if part in BUILTIN:
+            rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
+            require_columns(rows[0], rows_for.get("shows", ""), part)
+            sets.append([replace(problem_of(row, part, **rows_for), id=row["id"])
+                         for row in rows])  # made without flaws; a short text may come twice
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
         source = Path(part).name if is_file(part) else part
@@ -123,15 +123,8 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     return sets
 
 
-def built_in(name: str, split: str, limit: int | None, **rows_for) -> list[Problem]:
-    """Problems that the program makes itself."""
-    rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
-    require_columns(rows[0], rows_for.get("shows", ""), name)
-    return [replace(problem_of(row, name, **rows_for), id=row["id"]) for row in rows]
-
-
 def is_own(names: str) -> bool:
-    """Whether one of these sets is a file or on the hub: --columns may name its columns."""
+    """Whether one of these sets is a file or on the hub, so that --columns may name its columns."""
     fixed = ("auto", HELD_OUT, *BUILTIN, *BENCHMARKS)
     return any(name not in fixed for name, _ in expand(names))
 
@@ -143,7 +136,7 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
 
     `seen`: the problems that are there already (see `double_of`).
     """
-    problems, used, names, dropped = [], [], {}, Counter()
+    problems, names, unread, dropped = [], {}, {}, Counter()
     seen = {} if seen is None else seen
     for index, row in enumerate(rows):
         names |= dict.fromkeys(row)
@@ -153,7 +146,7 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
             dropped[reason] += 1
             continue
         problems.append(problem)
-        used.append(row)
+        unread |= dict.fromkeys(unread_columns(row, columns))
         if len(problems) == limit:
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
@@ -167,46 +160,30 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     first = "the first " if len(problems) == limit else ""  # the rows after these were not read
     print(f"data: {shown(source)}: {counted(len(problems), 'problem')} of {first}"
           f"{counted(index + 1, 'row')}{f' (dropped {why})' if why else ''}")
-    if source not in BENCHMARKS:
-        report_unseen(source, used, columns, shown_columns(names, shows), whole_rows)
+    visible = names if source in BENCHMARKS else shown_columns(names, shows)
+    unread = [name for name in unread if name not in visible]
+    if unread:
+        print(f"data: {shown(source)}: the model does not see these columns, or turns of a chat in "
+              f"them: {shown(', '.join(unread))}; if it needs them, a .jinja file as --template "
+              f"can show {{{{ row.{shown(unread[0])} }}}} (docs/data.md)")
     return problems
-
-
-def report_unseen(source: str, rows: list[dict], columns: str, visible: dict,
-                  whole_rows: bool) -> None:
-    """Prints which columns and which turns of a chat do not reach the model, if there are any."""
-    question, _, answer = columns.partition(",")
-    unread, chats, unseen = {}, [], []
-    for row in rows:
-        unread |= dict.fromkeys(unread_columns(row, question, answer))
-        key = problem_key(row, question)
-        turns = [] if key.partition(".")[0] in visible else other_turns(row, key)
-        chats += [(key, *turns[0])] if turns else []
-    names = [name for name in unread if not whole_rows and name not in visible]
-    if names:
-        unseen.append((f"these columns: {shown(', '.join(names))}", names[0]))
-    if chats:
-        key, role, text = chats[0]
-        unseen.append((f"the other turns of {counted(len(chats), 'problem')}, such as "
-                       f"{shown(role, 20)}: {shown(repr(text), 80)}", key))
-    for what, column in unseen:
-        print(f"data: {shown(source)}: the model does not see {what}; if it needs them, a .jinja "
-              f"file as --template can show {{{{ row.{shown(column)} }}}} (docs/data.md)")
 
 
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",
                whole_rows: bool = False, shows: str = "") -> Problem:
     """What a row means, whatever may be wrong with it."""
     question, _, answer = columns.partition(",")
-    whole = json.loads(json.dumps(row, default=in_json)) if whole_rows or shows else {}
+    whole = in_json(row) if whole_rows or shows else {}
     return Problem(
         find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
         plain(row.get("level", row.get("difficulty"))),
         row=whole if whole_rows else {}, shown=shown_columns(whole, shows))
 
 
-def in_json(value) -> str | float:
-    return float(value) if isinstance(value, Decimal) else plain(value)
+def in_json(row: dict) -> dict:
+    """A row as JSON has it, where a number with many digits is a float."""
+    return json.loads(json.dumps(row, default=lambda value: (
+        float(value) if isinstance(value, Decimal) else plain(value))))
 
 
 def flaw(problem: Problem) -> str:
@@ -247,19 +224,19 @@ def load_train_and_held_out(
     train = load_problems(data, **keys)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
-        total = len(train) + len(held_out)
-        print(f"data: {len(held_out)} of the {total} problems held out for evaluation: a hash of "
-              "each text decides, with a chance of a tenth (--eval-data names another set instead)")
+        print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems held out for "
+              "evaluation: a hash of each text decides, with a chance of a tenth (--eval-data "
+              "names another set instead)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
-    train, doubles = drop_overlap(train, held_out)
-    if doubles:
-        print(f"data: dropped {counted(doubles, 'training problem')} that the held-out set has "
-              "too, by letters and digits")
-    if not train:
+    apart = drop_overlap(train, held_out)
+    if len(apart) < len(train):
+        print(f"data: dropped {counted(len(train) - len(apart), 'training problem')} that the "
+              "held-out set has too, by letters and digits")
+    if not apart:
         raise SystemExit(f"Nothing is left of {shown(data)} to train on: all of it is in the "
                          "held-out set too. Name another with --eval-data.")
-    return train, held_out
+    return apart, held_out
 
 
 def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
@@ -278,8 +255,8 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
 def fingerprint(problem: Problem) -> str:
     """A hash of the text alone, in hex: a gold that is corrected later must not move a split.
 
-    Of a long text letters and digits count: a formula can be typeset in many ways. In a short one
-    all signs count, or `7+15-4` and `71-5+4` would be the same.
+    Of a long text letters and digits count, because a formula can be typeset in many ways. In a
+    short one all signs count, or `7+15-4` and `71-5+4` would be the same.
     """
     text = letters_of(problem)
     if len(text) < SHORT:
@@ -292,23 +269,17 @@ def letters_of(problem: Problem) -> str:
 
 
 def asked(problem: Problem) -> str:
-    """What tells problems apart: the text, without white space and instructions on how to answer,
-    and the columns that a template shows with it.
+    """What tells problems apart: the text, and the columns that a template shows with it.
+
+    White space and instructions on how to answer make no difference, nor does it whether an accent
+    is a character that follows its letter, as a Mac writes it.
     """
-    columns = " " + json.dumps(problem.shown) if problem.shown else ""
-    return spaced(without_instruction(problem.problem)) + columns
+    text = unicodedata.normalize("NFC", without_instruction(problem.problem))
+    return " ".join(text.split()) + (" " + json.dumps(problem.shown) if problem.shown else "")
 
 
-def spaced(text: str) -> str:
-    """With one space for any white space, and each accent in one character with its letter.
-
-    A Mac writes an accent as a character that follows its letter.
-    """
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Problem], int]:
-    """`train` without the problems that are also in `held_out`, and how many those were.
+def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]:
+    """`train` without the problems that are also in `held_out`.
 
     Short texts count as the same also if letters, digits and gold are: typesetting may differ.
     """
@@ -316,50 +287,44 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
         return {fingerprint(problem), problem.answer and f"{letters_of(problem)}={problem.answer}"}
 
     held = {key for problem in held_out for key in likenesses(problem)} - {""}
-    kept = [problem for problem in train if not held & likenesses(problem)]
-    return kept, len(train) - len(kept)
+    return [problem for problem in train if not held & likenesses(problem)]
 
 
 def digest(problems: list[Problem]) -> str:
     """Equal for the same questions and golds (or rows) in the same order, whatever the prompts."""
     asked = [(p.id, p.problem, p.answer) for p in problems]
-    text = json.dumps(asked + [p.row for p in problems if p.row])
-    return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"{len(problems)} questions, {hashed(asked + [p.row for p in problems if p.row])}"
 
 
 def digest_of_prompts(problems: list[Problem]) -> str:
     """Equal for the same prompts: the template, and what the tokenizer made of it."""
-    text = json.dumps([problem.prompt_ids for problem in problems])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashed([problem.prompt_ids for problem in problems])
+
+
+def hashed(values: list) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
 
 
 # ---------------------------------------------------------------------------- what a run remembers
 def remember(folder: Path, train: list[Problem], held_out: list[Problem],
              begun: Path | None = None) -> None:
-    """Write problems.json of a run's folder: an evaluation may find the data changed.
+    """Write problems.json of a run's folder, because an evaluation may find the data changed.
 
     `begun`: the run from which this one begins. What that one has trained on counts here too.
     """
     trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
-    trained |= {fingerprint(problem)[:16] for problem in train}
-    trained |= {f"text {fingerprint_of_text(problem)}" for problem in train if problem.shown}
+    trained |= {fingerprint(replace(problem, shown={}))[:16] for problem in train}
     write_safely(folder / "problems.json", json.dumps(dict(
         trained=sorted(trained), held_out=[asked(problem) for problem in held_out])))
-
-
-def fingerprint_of_text(problem: Problem) -> str:
-    return fingerprint(replace(problem, shown={}))[:16]
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int:
     """Says how many of these problems the run was trained on, even if its data has changed since.
 
-    Columns that a template shows tell problems apart if the run and this program both show some.
+    The texts alone count, so a question with other columns shown counts as trained on.
     """
-    trained, count = {*read_json(folder / "problems.json")["trained"]}, 0
-    for problem in problems:
-        whole, text = fingerprint(problem)[:16], fingerprint_of_text(problem)
-        count += bool({whole, text, f"text {whole}"} & trained)
+    trained = {*read_json(folder / "problems.json")["trained"]}
+    count = sum(fingerprint(replace(problem, shown={}))[:16] in trained for problem in problems)
     print(f"{shown(folder)} was trained on {count} of these {counted(len(problems), 'problem')}")
     return count
 
@@ -367,16 +332,16 @@ def count_trained(folder: Path, problems: list[Problem]) -> int:
 def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
     """Those of today's problems that the run holds out, with their golds of today, as a set.
 
-    No other problem is taken in the place of one that is gone: it may have been trained on.
+    No other problem takes the place of one that is gone, because it may have been trained on.
     """
     texts = read_json(folder / "problems.json")["held_out"]
     there = {asked(problem): problem for problem in today}
-    found = [replace(there[text], source=HELD_OUT) for text in texts if text in there]
-    print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(found)} still there")
-    if not found:
+    still = [replace(there[text], source=HELD_OUT) for text in texts if text in there]
+    print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(still)} still there")
+    if not still:
         raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
                          "--data, or take its --template if that shows columns of a row.")
-    return found
+    return still
 
 
 # --------------------------------------------------------------------------------------- odd golds
@@ -413,11 +378,11 @@ def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
     """
     if model not in TINY:
         return
-    known = [row["problem"] for row in BUILTIN[default_data(model)]("train", 500)]
-    foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(known))]
+    like = [row["problem"] for row in BUILTIN[default_data(model)]("train", 500)]
+    foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(like))]
     if 2 * len(foreign) <= len(problems):
         return
-    why = (f"{model} reads only problems like {known[1]}, but {len(foreign)} of {len(problems)} "
+    why = (f"{model} reads only problems like {like[1]}, but {len(foreign)} of {len(problems)} "
            f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: for English take "
            f"--model {SMOLLM} or another real model.")
     if refuse:

@@ -56,7 +56,7 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     report_control_tokens(problems, tokenizer)
     rows = [problem.shown for problem in problems]
     prompts = make_prompts(tokenizer, template, without_doubled(problems, template), rows)
-    start = start_ids(tokenizer) if needs_start(tokenizer, template, prompts[0]) else []
+    start = start_ids(tokenizer, template, prompts[0])
     ids = [start + tokens for tokens in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
     short = [replace(problem, prompt=prompt, prompt_ids=tokens)
              for problem, prompt, tokens in zip(problems, prompts, ids)
@@ -74,20 +74,15 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     return short
 
 
-def needs_start(tokenizer, template: str, prompt: str) -> bool:
-    """Whether the tokenizer has to add its start token: chat templates write it themselves."""
-    if is_jinja(template):
-        start = getattr(tokenizer, "bos_token", None)
-        return not (start and prompt.startswith(start))
-    return template == "none"
-
-
-def start_ids(tokenizer) -> list[int]:
-    """What the tokenizer puts before a text.
+def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
+    """The tokenizer's start token, which a chat template or a .jinja file may write itself.
 
     Some tokenizers, often of fine-tuned models, also append an end token (`add_eos_token`). No
     prompt may have it, because the model would answer after its own end.
     """
+    start = tokenizer.bos_token
+    if not is_jinja(template) and template != "none" or start and prompt.startswith(start):
+        return []
     whole, bare = (tokenizer("1", add_special_tokens=special)["input_ids"]
                    for special in (True, False))
     return whole[:whole.index(bare[0])]

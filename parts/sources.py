@@ -24,8 +24,7 @@ BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "amc23": "math-ai/amc23",
     "gsm8k": "openai/gsm8k:main",
     "svamp": "ChilleD/SVAMP",
-    # The sets of the Reinforce-Ada table; the last is AIME 24+25, HMMT 24+25, BRUMO 25, AMC 23 and
-    # CMIMC 25.
+    # of the Reinforce-Ada table; the last is AIME and HMMT 24+25, BRUMO and CMIMC 25, AMC 23
     "ra-math500": "weqweasdas/math500",
     "ra-minerva": "weqweasdas/minerva_math",
     "ra-olympiadbench": "weqweasdas/olympiadbench",
@@ -73,10 +72,9 @@ def read_parquet(path: Path) -> list[dict]:
 
 
 def short_floats(value, kind):
-    """A value of the Arrow type `kind`, also a row of a table's schema, a list or a nested one.
+    """A value of an Arrow type, or a row of a schema, where Python has widened each float32.
 
-    Python has widened every float16 and float32. So a float32 that was written as 1234.56 becomes
-    1234.56 again, and not 1234.56005859375.
+    What was written as 1234.56 becomes 1234.56 again, and not 1234.56005859375.
     """
     if "float" not in str(kind):
         return value
@@ -118,13 +116,20 @@ def read_csv(path: Path) -> list[dict]:
 
 
 def read_objects(path: Path) -> list[dict]:
-    """Rows of JSON: a list of objects, or objects one after the other."""
-    values = json_values(path.read_text(encoding="utf-8-sig"))
-    rows = values[0] if len(values) == 1 and isinstance(values[0], list) else values
-    why = why_no_rows(rows)
-    if why:
-        raise ValueError(why)
+    """Rows of JSON: objects one after the other, a list of them, or one object around a list."""
+    rows = json_values(path.read_text(encoding="utf-8-sig"))
+    if len(rows) == 1 and isinstance(rows[0], list):
+        rows = rows[0]
+    if not are_objects(rows):
+        raise ValueError("it must hold one JSON object per problem, with a problem and its answer")
+    if len(rows) == 1 and not find_problem(rows[0]):
+        lists = [value for value in rows[0].values() if value and are_objects(value)]
+        rows = lists[0] if len(lists) == 1 else rows
     return rows
+
+
+def are_objects(values) -> bool:
+    return isinstance(values, list) and all(isinstance(value, dict) for value in values)
 
 
 def json_values(text: str) -> list:
@@ -153,19 +158,6 @@ def unique(pairs: list[tuple]) -> dict:
     return row
 
 
-def why_no_rows(values: list) -> str:
-    """Why these values are no rows, such as one object around all problems; "" if they are."""
-    if not all(isinstance(value, dict) for value in values):
-        return "it must hold one JSON object per problem, with a problem and its answer"
-    (only,) = values if len(values) == 1 else [{}]
-    for name, value in only.items():
-        turns_or_rows = isinstance(value, list) and value and isinstance(value[0], dict)
-        if turns_or_rows and "role" not in value[0] and not find_problem(only):
-            return (f"it holds one object with a list in '{name}': write each object of that "
-                    "list into a line of its own in a .jsonl file")
-    return ""
-
-
 READERS = {
     ".jsonl": read_objects, ".json": read_objects, ".parquet": read_parquet, ".csv": read_csv}
 
@@ -182,15 +174,15 @@ def read_hub(name: str, for_training: bool):
     ask_hub(repo)
     usual = ["train"] if for_training else ["test", "train"]
     rows = load_from_hub(repo, config or None, [split] if split else usual)
-    kinds = getattr(rows, "features", None)
-    return (short_floats(row, kinds.arrow_schema) for row in rows) if kinds else rows
+    columns = getattr(rows, "features", None)
+    return (short_floats(row, columns.arrow_schema) for row in rows) if columns else rows
 
 
 def ask_hub(repo: str, kind: str = "dataset") -> None:
-    """Raises SystemExit if the hub does not have this data set or model.
+    """Raises SystemExit if the hub has no such data set or model.
 
-    If the hub does not answer, a line says so, and only this machine's cache is used from here on,
-    because the hub's own libraries would try again for minutes.
+    If the hub does not answer, only this machine's cache is used from here on, because the hub's
+    own libraries would try again for minutes.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -268,9 +260,12 @@ def find_gold(row: dict, key: str = "") -> str:
     return ""
 
 
-def unread_columns(row: dict, question: str = "", answer: str = "") -> list[str]:
-    """The columns that hold something which is not problem, gold, level or id."""
-    keys = [problem_key(row, question), answer, *READ_TOO, *([] if question else ["Body"])]
+def unread_columns(row: dict, columns: str = "") -> list[str]:
+    """The columns that hold more than problem, gold, level or id, such as a chat of many turns."""
+    question, _, answer = columns.partition(",")
+    key = problem_key(row, question)
+    turns = [text for _, text in turns_in(lookup(row, key)) if text.strip()]
+    keys = [answer, *READ_TOO, *([] if question else ["Body"]), *([] if turns[1:] else [key])]
     read = {name.strip().lower() for key in keys for name in (key, key.partition(".")[0])}
     return [str(name) for name, value in row.items()
             if value not in (None, "", [], {}) and str(name).strip().lower() not in read]
@@ -292,13 +287,6 @@ def require_columns(names, shows: str, source: str) -> None:
     if missing and not re.search(r"\bfor row in\b", shows):
         raise SystemExit(f"--template shows row.{shown(missing[0])}, but {shown(source)} has no "
                          f"such column: its columns are {shown(', '.join(map(str, names)), 1000)}.")
-
-
-def other_turns(row: dict, question: str = "") -> list[tuple[str, str]]:
-    """(role, text) of the turns around the problem, where its column holds a chat."""
-    turns = turns_in(lookup(row, problem_key(row, question)))
-    last = max((place for place, (role, _) in enumerate(turns) if role == "user"), default=None)
-    return [turn for place, turn in enumerate(turns) if place != last and turn[1].strip()]
 
 
 def lookup(row: dict, key: str):

@@ -75,45 +75,41 @@ LLAMA = ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nAnswer 
          "<|start_header_id|>assistant<|end_header_id|>\n\n")
 
 
-def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
-    file = write(tmp_path, [PICK | dict(question=f"{i}?") for i in range(3)])
-    found = load_problems(file)
-    said = capsys.readouterr().out
-    assert "set.jsonl: the model does not see these columns: choices, passage;" in said
-    assert ".jinja" in said and "row.choices" in said and len(said.splitlines()) == 2
-    assert {p.judged_by for p in found} == {"0"}
-    load_problems(file, columns="passage,level")
-    assert "does not see these columns: question, choices;" in capsys.readouterr().out
-    for keys in (dict(whole_rows=True), dict(shows="{{ row }}"),  # these have them
-                 dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}")):
-        load_problems(file, **keys)
-        assert len(capsys.readouterr().out.splitlines()) == 1
-    load_problems(file, shows="{{ row.choices }}")
-    assert "does not see these columns: passage;" in capsys.readouterr().out
+TURNS = [SYSTEM, *SHOT, dict(role="user", content="2+3=?")]
+
+
+@pytest.mark.parametrize("row, keys, unread", [
+    (PICK, {}, "choices, passage"), (PICK, dict(columns="passage,level"), "question, choices"),
+    (PICK, dict(shows="{{ row }}"), ""), (PICK, dict(whole_rows=True), "choices, passage"),
+    (PICK, dict(shows="{{ row.choices }}"), "passage"),
+    (PICK, dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}"), ""),
+    (PICK, dict(shows="{{ row.items() }}"), ""),
+    (PICK, dict(shows="{% for row in row.choices %}{{ row.text }}{% endfor %}"), ""),
+    (dict(Body="Tom has 2.", Question="How many?", Answer="2"), {}, ""),
+    (dict(Question="?", reward_model=dict(ground_truth="5")), {}, ""),
+    (dict(prompt=TURNS, answer="5"), {}, "prompt"), (dict(prompt=LLAMA, answer="5"), {}, "prompt"),
+    (dict(messages=TURNS, answer="5"), {}, "messages"),
+    (dict(prompt=TURNS, answer="5"), dict(shows="{{ row.prompt }}"), ""),
+    (dict(prompt=TURNS[-1:], answer="5"), {}, ""), (dict(prompt="2+3=?", answer="5"), {}, "")])
+def test_columns_and_turns_that_the_model_does_not_see_are_named(
+        row, keys, unread, tmp_path, capsys):
+    (problem,) = load_problems(write(tmp_path, [row]), **keys)
+    said = capsys.readouterr().out.splitlines()[1:]
+    assert len(said) == bool(unread)
+    if unread:
+        assert f"does not see these columns, or turns of a chat in them: {unread};" in said[0]
+        first = unread.partition(",")[0]
+        assert f".jinja file as --template can show {{{{ row.{first} }}}}" in said[0]
+    assert row is PICK or problem.problem in ("2+3=?", "Tom has 2. How many?", "?")
+
+
+def test_a_column_that_a_template_names_must_be_there(tmp_path):
+    file = write(tmp_path, [PICK])
     for wrong in ("{{ row.choises }}", "{{ row['choises'] }}"):
         with pytest.raises(SystemExit, match="row.choises, but set.jsonl has no such.*passage"):
             load_problems(file, shows="{{ problem }}" + wrong)
-    for right in ("{{ row.items() }}", "{% for row in row.choices %}{{ row.text }}{% endfor %}"):
-        load_problems(file, shows=right)
-    capsys.readouterr()
-    load_problems(write(tmp_path, [dict(Body="Tom has 2.", Question="How many?", Answer="2"),
-                                   dict(Question="?", reward_model=dict(ground_truth="5"))]))
-    assert "does not see" not in capsys.readouterr().out
     with pytest.raises(SystemExit, match="row.choices, but builtin has no such column"):
         load_problems("builtin", shows="{{ row.choices }}")
-
-
-@pytest.mark.parametrize("prompt, unseen", [
-    ([SYSTEM, *SHOT, dict(role="user", content="2+3=?")], True), (LLAMA, True),
-    ([dict(role="user", content="2+3=?")], False), ("2+3=?", False)])
-def test_turns_that_the_model_does_not_see_are_counted(prompt, unseen, tmp_path, capsys):
-    file = write(tmp_path, [dict(prompt=prompt, answer="5"), dict(prompt="1+1=?", answer="2")])
-    assert load_problems(file)[0].problem == "2+3=?"
-    said = capsys.readouterr().out
-    assert ("does not see the other turns of 1 problem" in said) == unseen
-    assert ("system: 'Answer in verse.'" in said and "row.prompt" in said) == unseen
-    load_problems(file, shows="{{ row.prompt }}")
-    assert "turns" not in capsys.readouterr().out
 
 
 def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
@@ -148,14 +144,10 @@ def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
     one, other = load_problems(file, shows="{{ row.choices }}")
     assert one.shown == dict(choices=["a", "b"]) and other.shown == dict(choices=["c", "d"])
     assert data.fingerprint(one) != data.fingerprint(other)
-    assert drop_overlap([one], [other]) == ([one], 0)
+    assert drop_overlap([one], [other]) == [one]
     data.remember(tmp_path, [one], [other])
     assert data.still_held_out(tmp_path, [one, other])[0].shown == other.shown
-    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 0]
-    bare = load_problems(file)
-    assert data.count_trained(tmp_path, bare) == 1  # with a template without them
-    data.remember(tmp_path, bare, [])  # such a run has met both, whatever is shown now
-    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 1]
+    assert data.count_trained(tmp_path, load_problems(file)) == 1  # with another template, too
 
 
 def test_what_the_runs_before_have_trained_on_counts_as_trained_on(tmp_path):
@@ -289,7 +281,7 @@ MOST = st.sampled_from([1, 3, 10, 100])
 
 
 def texts_of(problems) -> list[str]:
-    return [data.spaced(problem.problem) for problem in problems]
+    return [" ".join(problem.problem.split()) for problem in problems]
 
 
 @given(ROWS, ROWS, MOST, st.randoms())
@@ -311,13 +303,13 @@ def test_whatever_happens_to_the_file_nothing_trained_on_is_asked_as_held_out(
     """Rows go, come, come twice, change places, spaces and golds: what the run remembers counts."""
     folder = tmp_path_factory.mktemp("run")
     train, held_out = data.hold_out(data.sift(rows, "s"), most)
-    train, _ = drop_overlap(train, held_out)
+    train = drop_overlap(train, held_out)
     data.remember(folder, train, held_out)
     left = draw.draw(st.lists(st.builds(
         dict, problem=st.sampled_from(rows).map(lambda row: row["problem"].replace(" ", "  ")),
         answer=GOLDS), max_size=80))
     today = data.sift([*left, *more], "s")
-    there = {data.spaced(problem.problem): problem.answer for problem in today}
+    there = dict(zip(texts_of(today), (problem.answer for problem in today)))
     still = {text: there[text] for text in texts_of(held_out) if text in there}
     if still:
         asked = data.still_held_out(folder, today)
@@ -339,34 +331,34 @@ def test_a_corrected_gold_moves_no_problem_to_the_other_side(rows, most, draw):
     assert texts_of(one) == texts_of(other)
 
 
+MAC = [tuple(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
+       for text in ("Un caf\u00e9 de plus ?", "\uac00 + 1", "\u00c5" * 40)]  # a Mac's accents
+COWS = "A farmer has 12 cows and buys 5 more of them."
+
+
+@pytest.mark.parametrize("text, like", [
+    *MAC, (COWS, f" {COWS}\n"),
+    (COWS, COWS + " Let's think step by step and output the final answer within \\boxed{}."),
+    (COWS, COWS + "\nPlease reason step by step, and put your final answer within \\boxed{}.\n")])
+def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path):
+    """It is not there twice, nor held out and trained on."""
+    one, other = (Problem(each, "8", each, "s") for each in (text, like))
+    assert one.problem != other.problem and data.fingerprint(one) == data.fingerprint(other)
+    assert drop_overlap([one], [other]) == []
+    assert len(data.sift(rows(text, like), "s")) == 1
+    data.remember(tmp_path, [], [one])
+    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [like]
+
+
 def test_white_space_moves_no_short_problem_to_the_other_side():
     one, other, third = (Problem(text, "8", text, "s") for text in ("7 + 5 - 4", "7+5-4", "75-4"))
     assert data.fingerprint(one) == data.fingerprint(other) != data.fingerprint(third)
 
 
-@pytest.mark.parametrize("text", ["Un caf\u00e9 de plus ?", "\uac00 + 1", "\u00c5" * 40])
-def test_a_text_in_decomposed_characters_is_the_same_text(text, tmp_path, capsys):
-    """As a Mac writes accents and Korean: it is not held out and trained on."""
-    one, other = (Problem(unicodedata.normalize(form, text), "8", form, "s")
-                  for form in ("NFC", "NFD"))
-    assert one.problem != other.problem and data.fingerprint(one) == data.fingerprint(other)
-    assert drop_overlap([one], [other]) == ([], 1)
-    data.remember(tmp_path, [], [one])
-    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [other.problem]
-@pytest.mark.parametrize("around", [
-    "{} Let's think step by step and output the final answer within \\boxed{{}}.",
-    "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}.\n", " {}\n"])
-def test_an_instruction_around_a_problem_makes_no_other_problem(around, tmp_path):
-    text = "A farmer has 12 cows and buys 5 more of them."
-    one, other = (Problem(each, "17", each, "s") for each in (text, around.format(text)))
-    assert data.fingerprint(one) == data.fingerprint(other)
-    assert drop_overlap([one], [other]) == ([], 1)
-    assert len(data.sift(rows(text, around.format(text)), "s")) == 1
-    data.remember(tmp_path, [], [one])
-    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [other.problem]
-    only = around.format("")
+def test_a_row_of_instructions_alone_has_no_problem():
+    text = "Let's think step by step and output the final answer within \\boxed{}."
     with pytest.raises(SystemExit, match="1 without a problem"):
-        data.sift(rows(only), "s")
+        data.sift(rows(text), "s")
 
 
 def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
@@ -397,8 +389,8 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
     train = [problem("find ALL x with $$x^2=2$$ where x is positive and real", "\\sqrt2"),
              problem("7+15-4=?", "18"), problem("71-5+4=?", "70"),
              problem("Find all $x$ with $x^2 = 3$."), problem("Is 3 < 4?", "")]
-    kept, dropped = drop_overlap(train, [*held, problem("Is 3 > 4?", "")])  # --reward: no golds
-    assert dropped == 2 and kept == train[2:]
+    held.append(problem("Is 3 > 4?", ""))  # --reward: no golds
+    assert drop_overlap(train, held) == train[2:]
 
 
 def test_other_golds_are_other_questions_and_prompts_are_not():
