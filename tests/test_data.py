@@ -32,10 +32,13 @@ def rows(*texts) -> list[dict]:
     return [dict(problem=text, answer="1") for text in texts]
 
 
+BOX = "Let's think step by step and output the final answer within \\boxed{}."
+
+
 # -------------------------------------------------------------------------------- rows, one by one
 def test_drops_are_counted_in_one_line_which_says_whether_all_rows_were_seen(tmp_path, capsys):
     file = write(tmp_path, [
-        *rows("a b", "a  b ", ""), dict(problem="c", answer=None), *rows("1+2", "half \ud800"),
+        *rows("a b", "a  b ", f" {BOX}\n"), dict(problem="c", answer=None), *rows("1+2", "\ud800"),
         dict(problem="x", answer="\udfff"), dict(problem="x", answer="1", level="\ud800"),
         dict(problem="d", solution="no box\nin it"), dict(problem="1-2", answer="1", level=3)])
     for limit in (1, 2, 3, 4):
@@ -112,27 +115,23 @@ def test_a_column_that_a_template_names_must_be_there(tmp_path):
         load_problems("builtin", shows="{{ row.choices }}")
 
 
-def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
-    file = write(tmp_path, [PICK])
-    kept = [load_problems(file, **keys)[0] for keys in (
-        dict(shows="{{ row }}"), dict(whole_rows=True), dict(shows="{{ row }}", whole_rows=True),
-        {}, dict(shows="{{ row.choices }}{{ row['passage'] }}"))]
-    some = {name: PICK[name] for name in ("choices", "passage")}
-    assert [p.judged_by for p in kept] == ["0", PICK, PICK, "0", "0"]
-    assert [p.shown for p in kept] == [PICK, {}, PICK, {}, some]
-    assert data.digest(kept[:1]) == data.digest(kept[3:4]) != data.digest(kept[1:2])
-
-
 @pytest.mark.parametrize("shows, names", [
+    ("{{ row }}", {*PICK}), ("{% set all = row %}", {*PICK}), ("", set()),
     ("{% for key, value in row.items() %}{{ key }}{% endfor %}", {*PICK}),
     ("{% for key in row.keys() %}{{ row[key] }}{% endfor %}", {*PICK}),
     ("{{ row.values() | join }}", {*PICK}), ("{{ row[ name ] }}", {*PICK}),
-    ("{{ row.get(name) }}", {*PICK}), ("{% set all = row %}", {*PICK}),
-    ("{{ row . choices }}", {"choices"}), ("{{ row[ 'choices' ] }}", {"choices"}),
+    ("{{ row.get(name) }}", {*PICK}), ("{{ row . choices }}", {"choices"}),
+    ("{{ row[ 'choices' ] }}{{ row.passage }}", {"choices", "passage"}),
     ("{{ row.get('choices') }}", {"choices"})])
-def test_a_template_that_may_show_any_column_is_given_all(shows, names, tmp_path):
-    (problem,) = load_problems(write(tmp_path, [PICK]), shows=shows)
-    assert {*problem.shown} == names
+def test_a_template_is_given_the_columns_that_it_may_show_and_the_grader_is_not(
+        shows, names, tmp_path):
+    file = write(tmp_path, [PICK])
+    (problem,), (rewarded,), (bare,) = (load_problems(file, shows=shows),
+                                        load_problems(file, shows=shows, whole_rows=True),
+                                        load_problems(file))
+    assert problem.shown == rewarded.shown == {name: PICK[name] for name in PICK if name in names}
+    assert (problem.judged_by, rewarded.judged_by) == ("0", PICK)
+    assert data.digest([problem]) == data.digest([bare]) != data.digest([rewarded])
 
 
 def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
@@ -260,14 +259,20 @@ def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(dro
 
 
 # ----------------------------------------------------------------------------------------- held out
-def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
+def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path, capsys):
     file = numbered(tmp_path, 300)
     train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert f"{len(held_out)} of the 300 problems held out" in (said := capsys.readouterr().out)
-    assert "a hash of each text decides, with a chance of a tenth" in said
+    assert (f"{len(held_out)} of the 300 problems held out for evaluation: a hash of each text "
+            "decides, with a chance of a tenth") in capsys.readouterr().out
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
+    for count in (2, 3, 10):
+        train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
+        assert train and held_out and len(train) + len(held_out) == count
+    for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
+        with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
+            data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
 
 
 # Easily mixed up: the same digits, case or spaces aside, long texts and short ones.
@@ -322,15 +327,6 @@ def test_whatever_happens_to_the_file_nothing_trained_on_is_asked_as_held_out(
     assert data.count_trained(folder, train) == len(train)
 
 
-@given(ROWS, MOST, st.data())
-def test_a_corrected_gold_moves_no_problem_to_the_other_side(rows, most, draw):
-    rows = [*{"".join(row["problem"].casefold().split()): row for row in rows}.values()]
-    golds = draw.draw(st.lists(GOLDS, min_size=len(rows), max_size=len(rows)))
-    mended = [row | dict(answer=gold) for row, gold in zip(rows, golds)]
-    one, other = (data.hold_out(data.sift(each, "s"), most)[1] for each in (rows, mended))
-    assert texts_of(one) == texts_of(other)
-
-
 MAC = [tuple(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
        for text in ("Un caf\u00e9 de plus ?", "\uac00 + 1", "\u00c5" * 40)]  # a Mac's accents
 COWS = "A farmer has 12 cows and buys 5 more of them."
@@ -338,7 +334,7 @@ COWS = "A farmer has 12 cows and buys 5 more of them."
 
 @pytest.mark.parametrize("text, like", [
     *MAC, (COWS, f" {COWS}\n"),
-    (COWS, COWS + " Let's think step by step and output the final answer within \\boxed{}."),
+    (COWS, f"{COWS} {BOX}"),
     (COWS, COWS + "\nPlease reason step by step, and put your final answer within \\boxed{}.\n")])
 def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path):
     """It is not there twice, nor held out and trained on."""
@@ -348,26 +344,6 @@ def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path
     assert len(data.sift(rows(text, like), "s")) == 1
     data.remember(tmp_path, [], [one])
     assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [like]
-
-
-def test_white_space_moves_no_short_problem_to_the_other_side():
-    one, other, third = (Problem(text, "8", text, "s") for text in ("7 + 5 - 4", "7+5-4", "75-4"))
-    assert data.fingerprint(one) == data.fingerprint(other) != data.fingerprint(third)
-
-
-def test_a_row_of_instructions_alone_has_no_problem():
-    text = "Let's think step by step and output the final answer within \\boxed{}."
-    with pytest.raises(SystemExit, match="1 without a problem"):
-        data.sift(rows(text), "s")
-
-
-def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
-    for count in (2, 3, 10):
-        train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
-        assert train and held_out and len(train) + len(held_out) == count
-    for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
-        with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
-            data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
 
 
 def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, capsys):
@@ -389,6 +365,9 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
     train = [problem("find ALL x with $$x^2=2$$ where x is positive and real", "\\sqrt2"),
              problem("7+15-4=?", "18"), problem("71-5+4=?", "70"),
              problem("Find all $x$ with $x^2 = 3$."), problem("Is 3 < 4?", "")]
+    assert data.fingerprint(held[1]) != data.fingerprint(train[2])
+    for text, gold in (("7 + 15 - 4=?", "18"), ("7+15-4=?", "8")):  # nor a gold that is corrected
+        assert data.fingerprint(held[1]) == data.fingerprint(problem(text, gold))
     held.append(problem("Is 3 > 4?", ""))  # --reward: no golds
     assert drop_overlap(train, held) == train[2:]
 
