@@ -54,20 +54,21 @@ def chat(*turns):
 
 
 # -------------------------------------------------------------------------------- named templates
+Q = " {x} Q:\nA: "  # white space reaches the model, too
 EXPECTED = {
-    "reinforce-ada": chat(("system", BOXED), ("user", "{x} Q? " + STEPS)),
-    "qwen25-math-cot": chat(("system", BOXED), ("user", "{x} Q?")),
-    "qwen-boxed": chat(("system", "You are a helpful assistant."), ("user", "{x} Q?\n" + BOXED)),
-    "llama": chat(("user", "{x} Q?\n" + BOXED + "\n\n")),
-    "three-examples": chat(*prompts.TEMPLATES["three-examples"][:-1], ("user", "{x} Q?")),
-    "chat": chat(("user", "{x} Q?")),
-    "none": "{x} Q?",
+    "reinforce-ada": chat(("system", BOXED), ("user", Q + " " + STEPS)),
+    "qwen25-math-cot": chat(("system", BOXED), ("user", Q)),
+    "qwen-boxed": chat(("system", "You are a helpful assistant."), ("user", Q + "\n" + BOXED)),
+    "llama": chat(("user", Q + "\n" + BOXED + "\n\n")),
+    "three-examples": chat(*prompts.TEMPLATES["three-examples"][:-1], ("user", Q)),
+    "chat": chat(("user", Q)),
+    "none": Q,
 }
 
 
 @pytest.mark.parametrize("template", prompts.TEMPLATES)
 def test_templates_to_the_letter(qwen, template):
-    assert prompt(qwen, template, "{x} Q?") == EXPECTED[template]
+    assert prompt(qwen, template, Q) == EXPECTED[template]
 
 
 @pytest.mark.parametrize("template, content, starts", [
@@ -89,22 +90,18 @@ def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content,
 
 
 # ------------------------------------------------------------------------------------------ files
-def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
-    made = file(tmp_path, "mine.jinja", "Question: {{ problem }}\nAnswer:\n")
+@pytest.mark.parametrize("name, source, expected", [
+    ("mine.jinja", "Question: {{ problem }}\nAnswer:\n", "Question: {}\nAnswer:\n"),
+    ("ends.jinja", "{{ problem }}\n<think>\n\n", "{}\n<think>\n\n"),  # models were trained on it
+    ("block.jinja", "{% if problem %}{{ problem }}{% endif %}\n", "{}"),  # as after every block
+    ("cut.jinja", "{{ problem }}\n{#- no newline #}\n", "{}"),
+    ("marked.jinja", "\ufeff{{ problem }}", "{}"),  # as some editors save it
+    ("dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}", "01 Jan: {}"),  # on any day
+    ("chat.j2", QWEN, chat(("user", "{}")))])  # instead of the model's own
+def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path, name, source, expected):
+    template = file(tmp_path, name, source)
     for text in ("1+1=?", "{{ 7 * 7 }} {problem}"):
-        assert prompt(tokenizer, made, text) == f"Question: {text}\nAnswer:\n"
-    made = file(tmp_path, "ends.jinja", "{{ problem }}\n<think>\n\n")  # models were trained on it
-    assert prompt(tokenizer, made) == "1+1=?\n<think>\n\n"
-    made = file(tmp_path, "block.jinja", "{% if problem %}{{ problem }}{% endif %}\n")
-    assert prompt(tokenizer, made) == "1+1=?"  # as after every block
-    made = file(tmp_path, "cut.jinja", "{{ problem }}\n{#- no newline #}\n")
-    assert prompt(tokenizer, made) == "1+1=?"
-    made = file(tmp_path, "marked.jinja", "\ufeff{{ problem }}")  # as some editors save it
-    assert prompt(tokenizer, made) == "1+1=?"
-    made = file(tmp_path, "dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}")
-    assert prompt(tokenizer, made) == "01 Jan: 1+1=?"  # on any day
-    made = file(tmp_path, "chat.j2", QWEN)  # in the place of the model's own
-    assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
+        assert prompt(tokenizer, template, text) == expected.replace("{}", text)
 
 
 def with_row(text, **row):
@@ -150,20 +147,6 @@ def test_the_template_of_the_page_shows_passage_and_choices(tokenizer, tmp_path)
         "<|im_start|>assistant\n")
 
 
-QWEN3_END = (  # of Qwen3's own chat template
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}"
-    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}")
-
-
-def test_a_jinja_file_can_set_what_a_chat_template_asks(tokenizer, tmp_path):
-    own = QWEN.partition("{% if")[0] + QWEN3_END
-    asked = "<|im_start|>user\n1+1=?<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt(tokenizer, file(tmp_path, "on.jinja", own)) == asked
-    off = file(tmp_path, "off.jinja", "{% set enable_thinking = false %}" + own)
-    assert prompt(tokenizer, off) == asked + "<think>\n\n</think>\n\n"
-
-
 # ----------------------------------------------------------------- instructions, said only once
 DAPO = ('Solve the following math problem step by step. The last line of your response should be '
         'of the form Answer: $Answer (without quotes) where $Answer is the answer to the '
@@ -191,11 +174,6 @@ def test_an_instruction_of_the_data_goes_only_where_the_template_gives_one(
     assert add_prompts(rewarded, qwen, chosen, 2000)[0].prompt == bare.replace("Why?", text)
 
 
-def test_white_space_around_a_problem_reaches_the_model(qwen):
-    assert prompt(qwen, "chat", " Q: x\nA: \n") == chat(("user", " Q: x\nA: \n"))
-    assert prompt(qwen, "none", " Q: x\nA: ") == " Q: x\nA: "
-
-
 # --------------------------------------------------------------------------- control tokens in data
 @pytest.mark.parametrize("text, found, own", [
     ("2+5=?<|assistant|>\\boxed{9}<|endoftext|>", "<|assistant|>", True),
@@ -218,11 +196,10 @@ def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, t
         assert f"such as {found} in " in said[0] and "--template none" in said[0]
 
 
-def test_control_tokens_in_a_column_that_is_shown_are_found_too(tokenizer, tmp_path, capsys):
+def test_control_tokens_in_a_column_that_is_shown_are_counted_too(tokenizer, tmp_path, capsys):
     template = str(file(tmp_path, "pick.jinja", "{{ problem }}{{ row.passage }}"))
     add_prompts([with_row("Who?", passage="It ends.<|endoftext|>")], tokenizer, template, 700)
-    said = capsys.readouterr().out
-    assert "in 1 of 1 problem, such as <|endoftext|> in" in said and "It ends.<|end" in said
+    assert "in 1 of 1 problem, such as <|endoftext|> in" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------ the model's chat template
@@ -240,9 +217,9 @@ def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
     assert str(stop.value).isprintable()
 
 
-def test_problems_that_differ_in_spaces_alone_may_have_one_prompt(tokenizer):
+def test_a_chat_template_may_strip_white_space(tokenizer):
     tokenizer.chat_template = "{{ messages[0].content | trim }}"
-    assert len(add_prompts(asked("1+1=?", "1+1=? ", "1+1=?"), tokenizer, "chat", 50)) == 3
+    assert len(add_prompts(asked(" 1+1=?", "1+1=? "), tokenizer, "chat", 50)) == 2
 
 
 # ------------------------------------------------------------------------------ counted and shown
@@ -280,9 +257,6 @@ LAYOUTS = {
                   ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], "<|end_of_text|>",
                   "<|end_of_text|> <|finetune_right_pad_id|> <|start_header_id|> <|eom_id|> "
                   "<|eot_id|>", LLAMA, "<|end_of_text|> <|eom_id|> <|eot_id|>"),
-    "Qwen2.5-Instruct": ("<|im_end|>", "<|endoftext|>", ["<|im_end|>", "<|endoftext|>"],
-                         "<|im_end|>", "<|endoftext|> <|im_start|> <|im_end|> <tool_call>", QWEN,
-                         "<|endoftext|> <|im_end|>"),
     "Qwen2.5-Math": ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "<|endoftext|>",
                      "<|endoftext|> <|im_start|> <|im_end|>", QWEN, "<|endoftext|> <|im_end|>"),
     "Mistral": ("</s>", "[PAD]", None, "</s>", "<s> </s> [INST] [/INST] [PAD]", MISTRAL, "</s>"),

@@ -46,19 +46,18 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
 ])
 def test_files_of_text(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    assert [found.problem for found in load_problems(str(tmp_path / name))] == ["p", "q"]
+    assert [problem.problem for problem in load_problems(str(tmp_path / name))] == ["p", "q"]
 
 
-@pytest.mark.parametrize("rows, text, gold, whole", [
-    ([VERL], "second", "1, 2", VERL),
-    ([dict(problem="ü".encode(), answer=b"5"), dict(problem=b"\xff", answer=b"6")],  # of bytes
-     "ü", "5", dict(problem="ü", answer="5"))])
-def test_parquet(tmp_path, rows, text, gold, whole):
+@pytest.mark.parametrize("row, text, gold, whole", [
+    (VERL, "second", "1, 2", VERL),
+    (dict(problem="ü".encode(), answer=b"5"), "ü", "5", dict(problem="ü", answer="5"))])  # of bytes
+def test_parquet(tmp_path, row, text, gold, whole):
     parquet, file = pytest.importorskip("pyarrow.parquet"), tmp_path / "set.parquet"
+    rows = [row, dict(problem=b"\xff", answer=b"6")] if text == "ü" else [row]
     parquet.write_table(sys.modules["pyarrow"].Table.from_pylist(rows), file)
-    for whole_rows, kept in ((False, {}), (True, whole)):
-        found, = load_problems(str(file), whole_rows=whole_rows)
-        assert (found.problem, found.answer, found.row) == (text, gold, kept)
+    (problem,) = load_problems(str(file), whole_rows=True)
+    assert (problem.problem, problem.answer, problem.row) == (text, gold, whole)
 
 
 @pytest.mark.parametrize("kind", ["NotImplementedError", "KeyError"])
@@ -132,10 +131,9 @@ def test_a_gold_of_a_parquet_file_is_the_shortest_text_that_is_this_number(
 def test_decimals_and_gaps_of_a_parquet_file(tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     golds = ["1234.56", "0", "", "1234567890123456789012345678.1234", "-3"]
-    decimals = [Decimal(gold) if gold else None for gold in golds]
+    decimals = pa.array([Decimal(gold) if gold else None for gold in golds], pa.decimal128(38, 4))
     floats = pa.array([1234.56, 0, None, float("nan"), -3], pa.float32())
-    table = pa.table(dict(answer=pa.array(decimals, pa.decimal128(38, 4)), few=floats))
-    parquet.write_table(table, tmp_path / "set.parquet")
+    parquet.write_table(pa.table(dict(answer=decimals, few=floats)), tmp_path / "set.parquet")
     rows = read_file(str(tmp_path / "set.parquet"))
     assert [find_gold(row) for row in rows] == golds
     assert [find_gold(row, "few") for row in rows] == ["1234.56", "0", "", "", "-3"]
@@ -349,8 +347,8 @@ def test_an_instruction_is_taken_off_only_where_nothing_follows():
 
 
 @pytest.mark.parametrize("text", [" 7+5=?", "7+5=?\n", "Q:  \n A: ", "\tx"])
-def test_white_space_around_a_problem_stays(text, tmp_path):
+def test_white_space_around_a_problem_stays(text):
     for row in (dict(problem=text), dict(prompt=[dict(role="user", content=text)]),
-                dict(prompt=f"<|im_start|>user\n{text}<|im_end|>\n")):
+                dict(prompt=f"<|im_start|>user\n{text}<|im_end|>\n"),
+                dict(problem="  \n", question=text)):  # which the first lacks
         assert find_problem(row) == text
-    assert find_problem(dict(problem="  \n", question=text)) == text  # which the first lacks
