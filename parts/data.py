@@ -161,12 +161,19 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     print(f"data: {shown(source)}: {counted(len(problems), 'problem')} of {first}"
           f"{counted(index + 1, 'row')}{f' (dropped {why})' if why else ''}")
     visible = names if source in BENCHMARKS else shown_columns(names, shows)
-    unread = [name for name in unread if name not in visible]
-    if unread:
-        print(f"data: {shown(source)}: the model does not see these columns, or turns of a chat in "
-              f"them: {shown(', '.join(unread))}; if it needs them, a .jinja file as --template "
-              f"can show {{{{ row.{shown(unread[0])} }}}} (docs/data.md)")
+    report_unread(source, [name for name in unread if name not in visible], problems)
     return problems
+
+
+def report_unread(source: str, columns: list[str], problems: list[Problem]) -> None:
+    """Prints which columns the model does not see, if there are any."""
+    digits = all(problem.answer in [*"0123456789"] for problem in problems)
+    numbered = ", and the golds may be numbers of choices" if digits and (
+        {"choices", "options"} & {*columns}) else ""
+    if columns:
+        print(f"data: {shown(source)}: the model does not see these columns, or turns of a chat in "
+              f"them: {shown(', '.join(columns))}{numbered}; if it needs them, a .jinja file as "
+              f"--template can show {{{{ row.{shown(columns[0])} }}}} (docs/data.md)")
 
 
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",

@@ -81,7 +81,8 @@ def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
     prompt may have it, because the model would answer after its own end.
     """
     start = tokenizer.bos_token
-    if not is_jinja(template) and template != "none" or start and prompt.startswith(start):
+    whole_prompt = is_jinja(template) or template == "none"
+    if not whole_prompt or start and prompt.startswith(start):
         return []
     whole, bare = (tokenizer("1", add_special_tokens=special)["input_ids"]
                    for special in (True, False))
@@ -94,11 +95,11 @@ def report_control_tokens(problems: list, tokenizer) -> None:
     texts = [problem.problem for problem in problems]
     texts = [text + json.dumps(problem.shown, ensure_ascii=False) if problem.shown else text
              for text, problem in zip(texts, problems)]
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     for tokens, kind, so in (
             (special, "control tokens of this model", "The model sees them as such in its prompt."),
-            ({*TURN_MARKERS} - special, "turn markers of another model",
-             "Its chat template may have made them.")):
+            ([marker for marker in TURN_MARKERS if marker not in special],
+             "turn markers of another model", "Its chat template may have made them.")):
         pattern = re.compile("|".join(map(re.escape, tokens)) or "(?!)")  # which nothing matches
         matches = [match for match in map(pattern.search, texts) if match]
         if matches:

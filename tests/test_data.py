@@ -82,8 +82,12 @@ TURNS = [SYSTEM, *SHOT, dict(role="user", content="2+3=?")]
 
 
 @pytest.mark.parametrize("row, keys, unread", [
-    (PICK, {}, "choices, passage"), (PICK, dict(columns="passage,level"), "question, choices"),
-    (PICK, dict(shows="{{ row }}"), ""), (PICK, dict(whole_rows=True), "choices, passage"),
+    (PICK, {}, "choices, passage, and the golds may be numbers of choices"),
+    (PICK | dict(answer="pear"), {}, "choices, passage"),
+    (PICK, dict(columns="passage,level"),
+     "question, choices, and the golds may be numbers of choices"),
+    (PICK, dict(whole_rows=True), "choices, passage, and the golds may be numbers of choices"),
+    (PICK, dict(shows="{{ row }}"), ""),
     (PICK, dict(shows="{{ row.choices }}"), "passage"),
     (PICK, dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}"), ""),
     (PICK, dict(shows="{{ row.items() }}"), ""),
@@ -103,7 +107,7 @@ def test_columns_and_turns_that_the_model_does_not_see_are_named(
         assert f"does not see these columns, or turns of a chat in them: {unread};" in said[0]
         first = unread.partition(",")[0]
         assert f".jinja file as --template can show {{{{ row.{first} }}}}" in said[0]
-    assert row is PICK or problem.problem in ("2+3=?", "Tom has 2. How many?", "?")
+    assert "choices" in row or problem.problem in ("2+3=?", "Tom has 2. How many?", "?")
 
 
 def test_a_column_that_a_template_names_must_be_there(tmp_path):
