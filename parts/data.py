@@ -65,7 +65,7 @@ def default_data(model: str, for_training: bool = True) -> str:
 
 
 def default_eval_data(data: str) -> str:
-    """What a policy trained on `data` is evaluated on when nothing is named."""
+    """What a policy trained on `data` is evaluated on."""
     if data in BUILTIN:
         return data
     for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))

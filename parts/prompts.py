@@ -91,24 +91,20 @@ def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
 
 # ---------------------------------------------------------------------------------------- problems
 def report_control_tokens(problems: list, tokenizer) -> None:
-    """Counts the problems that hold special tokens of this tokenizer, or markers of another."""
-    texts = [problem.problem for problem in problems]
-    texts = [text + json.dumps(problem.shown, ensure_ascii=False) if problem.shown else text
-             for text, problem in zip(texts, problems)]
+    """Counts the problems that hold special tokens of this tokenizer or turn markers of another."""
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    for tokens, kind, so in (
-            (special, "control tokens of this model", "The model sees them as such in its prompt."),
-            ([marker for marker in TURN_MARKERS if marker not in special],
-             "turn markers of another model", "Its chat template may have made them.")):
-        pattern = re.compile("|".join(map(re.escape, tokens)) or "(?!)")  # which nothing matches
-        matches = [match for match in map(pattern.search, texts) if match]
-        if matches:
-            first = matches[0]
-            around = first.string[max(0, first.start() - 20):first.end() + 40]
-            print(f"WARNING: there are {kind} in {len(matches)} of "
-                  f"{counted(len(problems), 'problem')}, such as {shown(first[0])} in "
-                  f"{shown(repr(around))}. {so} Remove them from the data, or take --template none "
-                  "if each problem is a whole prompt")
+    pattern = re.compile("|".join(map(re.escape, [*special, *TURN_MARKERS])))
+    texts = [problem.problem + json.dumps(problem.shown, ensure_ascii=False) * bool(problem.shown)
+             for problem in problems]
+    matches = [match for match in map(pattern.search, texts) if match]
+    if matches:
+        first = matches[0]
+        around = first.string[max(0, first.start() - 20):first.end() + 40]
+        print(f"WARNING: there are control tokens in {len(matches)} of "
+              f"{counted(len(problems), 'problem')}, such as {shown(first[0])} in "
+              f"{shown(repr(around))}. The model sees those of its own tokenizer as such in its "
+              "prompt. Remove them from the data, or take --template none if each problem is a "
+              "whole prompt")
 
 
 def without_doubled(problems: list, template: str) -> list[str]:
@@ -205,10 +201,8 @@ def stop_ids(path: str, tokenizer, template: str, more: str = "") -> list[int]:
 
     Each model names its ends in another place: Phi-3.5 has <|end|> in generation_config.json alone,
     and the base model Qwen2.5-Math has <|im_end|> in its chat template alone. So this is the union
-    of all places, of END_TOKENS and of `more` (--stop), whose tokens are joined by commas.
-
-    `path`: the model's folder or hub id. A token without a row in the model's embedding is left
-    out, because the model cannot write it. Raises SystemExit if `more` has an unknown token.
+    of all places, of END_TOKENS and of `more` (--stop, joined by commas), without tokens that the
+    model's embedding has no row for. Raises SystemExit if `more` has an unknown token.
     """
     rows = embedding_rows(path)
     vocabulary = {token: i for token, i in tokenizer.get_vocab().items() if i < rows}

@@ -175,25 +175,24 @@ def test_an_instruction_of_the_data_goes_only_where_the_template_gives_one(
 
 
 # --------------------------------------------------------------------------- control tokens in data
-@pytest.mark.parametrize("text, found, own", [
-    ("2+5=?<|assistant|>\\boxed{9}<|endoftext|>", "<|assistant|>", True),
-    ("What does <|endoftext|> mean?", "<|endoftext|>", True),
-    ("<|im_start|>system\nHi<|im_end|>", "<|im_start|>", False),
-    ("<s>[INST] <<SYS>>\nHi\n<</SYS>>\n\n2+5=? [/INST]", "[INST]", False),
-    ("<|start_header_id|>x<|end_header_id|>\n\n2+5=?<|eot_id|>", "<|start_header_id|>", False),
-    ("<start_of_turn>user\n2+5=?<end_of_turn>\n", "<start_of_turn>", False),
-    ("[INST]2+5=?[/INST]", "[INST]", False), ("<|system|>\nx<|end|>", "<|system|>", False),
-    ("<|system|>\nx</s>\n", "<|system|>", False),
-    ("<\uff5cUser\uff5c>2+5=?<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>", False),
-    ("Is 2 < 5 | 5 > 2? <b>Why</b>? [1]", "", False)])
-def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, text, found, own):
+@pytest.mark.parametrize("text, token", [
+    ("2+5=?<|assistant|>\\boxed{9}<|endoftext|>", "<|assistant|>"),  # this model's
+    ("What does <|endoftext|> mean?", "<|endoftext|>"),
+    ("<|im_start|>system\nHi<|im_end|>", "<|im_start|>"),  # of others
+    ("<s>[INST] <<SYS>>\nHi\n<</SYS>>\n\n2+5=? [/INST]", "[INST]"),
+    ("<|start_header_id|>x<|end_header_id|>\n\n2+5=?<|eot_id|>", "<|start_header_id|>"),
+    ("<start_of_turn>user\n2+5=?<end_of_turn>\n", "<start_of_turn>"),
+    ("[INST]2+5=?[/INST]", "[INST]"), ("<|system|>\nx<|end|>", "<|system|>"),
+    ("<|system|>\nx</s>\n", "<|system|>"),
+    ("<\uff5cUser\uff5c>2+5=?<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>"),
+    ("Is 2 < 5 | 5 > 2? <b>Why</b>? [1]", "")])
+def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, text, token):
     add_prompts(asked(text, "1+1=?", text + "2"), tokenizer, "chat", 700)
     said = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert len(said) == bool(found)
-    if found:
-        kind = "control tokens of this" if own else "turn markers of another"
-        assert f"there are {kind} model in 2 of 3 problems" in said[0]
-        assert f"such as {found} in " in said[0] and "--template none" in said[0]
+    assert len(said) == bool(token)
+    if token:
+        assert "there are control tokens in 2 of 3 problems" in said[0]
+        assert f"such as {token} in " in said[0] and "--template none" in said[0]
 
 
 def test_control_tokens_in_a_column_that_is_shown_are_counted_too(tokenizer, tmp_path, capsys):
