@@ -30,6 +30,7 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
 @pytest.mark.parametrize("name, content", [
     ("list,of.json", json.dumps(ROWS, indent=1)), ("lines.txt", "\n\n".join(map(json.dumps, ROWS))),
     ("pretty.json", "\n".join(json.dumps(row, indent=1) for row in ROWS)),
+    ("wrapped.json", json.dumps(dict(version=1, data=ROWS), indent=1)),
     ("mark.jsonl", "\ufeff" + "\r\n\r\n".join(map(json.dumps, ROWS))),
     ("break.jsonl", "\n".join(json.dumps(row | dict(note="a\u2028b"), ensure_ascii=False)
                               for row in ROWS)),  # a line's end for Python, not for JSON
