@@ -159,9 +159,9 @@ def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict]) -
 def render(tokenizer, turns: list, source: str, problem: str, row: dict) -> str:
     """The prompt of one problem, by the Jinja `source` or the tokenizer's own chat template."""
     chat = [{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
-    own = dict(chat_template=source + "\n", problem=problem, row=row) if source else {}
+    jinja = dict(chat_template=source + "\n", problem=problem, row=row) if source else {}
     return tokenizer.apply_chat_template(  # Jinja drops a newline, so the file's last one stays
-        chat, tokenize=False, add_generation_prompt=True, strftime_now=DAY.strftime, **own)
+        chat, tokenize=False, add_generation_prompt=True, strftime_now=DAY.strftime, **jinja)
 
 
 def is_jinja(template: str) -> bool:
@@ -229,12 +229,12 @@ def end_of_turn(tokenizer, template: str) -> str | None:
     """The special token that the chat template in use writes right after an assistant's turn."""
     if template == "none":
         return None
-    own = dict(chat_template=read_template(template)[1]) if is_jinja(template) else {}
+    jinja = dict(chat_template=read_template(template)[1]) if is_jinja(template) else {}
     chat = [dict(role="user", content="QUESTION"), dict(role="assistant", content="ANSWER")]
     text = ""
     with contextlib.suppress(Exception):  # a template that makes prompts alone may refuse an answer
         text = tokenizer.apply_chat_template(
-            chat, tokenize=False, problem="QUESTION", row={}, **own)
+            chat, tokenize=False, problem="QUESTION", row={}, **jinja)
     _, answer, after = text.rpartition("ANSWER")
     tokens = [token for token in tokenizer.get_added_vocab() if after.lstrip().startswith(token)]
     return max(tokens, key=len, default=None) if answer else None
