@@ -1,15 +1,13 @@
-"""Problems in: a benchmark, file or hub data set becomes a list of `Problem` with clean golds.
+"""The problems of a run: what it trains on, what it holds out, in which order.
 
     problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin; by commas
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-sources.py reads rows and says what their columns mean; prompts.py turns problems into prompts. One
-line per set says what was dropped and why. A user's mistakes end in a SystemExit of one sentence.
+For each set, a line says what was dropped. A user's mistake ends in a SystemExit of one sentence.
 """
 import hashlib
 import json
 import random
-import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -21,16 +19,14 @@ from parts.models import SMOLLM, TINY, is_small
 from parts.problems import BUILTIN
 from parts.prompts import shown_by
 from parts.sources import (
-    BENCHMARKS, expand, find_gold, find_problem, is_file, other_turns, plain, problem_key,
-    read_file, read_hub, require_columns, shown_columns, unread_columns, without_instruction)
+    BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub,
+    require_columns, shown_columns, unread_columns, without_instruction)
 from parts.text import counted, is_text, shown
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 
 HELD_OUT = "held-out"  # as --eval-data: a share of the training data
 HELD_OUT_SHARE = 0.1
-OTHER_GOLD = "with another gold than the same text before"
-NO_GOLD = "without a gold answer"
 SHORT = 30  # letters and digits: below that, two problems may have the same by chance
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
@@ -69,7 +65,7 @@ def default_data(model: str, for_training: bool = True) -> str:
 
 
 def default_eval_data(data: str) -> str:
-    """What a policy trained on `data` is evaluated on when nothing is named."""
+    """What a policy trained on `data` is evaluated on."""
     if data in BUILTIN:
         return data
     for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
@@ -77,10 +73,7 @@ def default_eval_data(data: str) -> str:
 
 
 def default_template(model: str, reward: str = "") -> str:
-    """The prompt template that fits a model when none is named.
-
-    With a user's own reward the prompt is the bare problem: it asks for no steps and no box.
-    """
+    """The prompt template that fits a model; with --reward the prompt is the bare problem."""
     if model in TINY or reward:
         return "chat"
     return "three-examples" if is_small(model) else "reinforce-ada"
@@ -88,7 +81,7 @@ def default_template(model: str, reward: str = "") -> str:
 
 # ------------------------------------------------------------------------------------ several sets
 def keys_of(config) -> dict:
-    """columns: "QUESTION,ANSWER" of files and hub data sets; those of other sets are known.
+    """columns: "QUESTION,ANSWER" of files and hub data sets, because those of other sets are fixed.
 
     whole_rows: each problem keeps all its columns for the reward, and needs no gold.
     shows: the text of a .jinja template, for which each problem keeps the columns that it names.
@@ -111,7 +104,8 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
     `rows_for`: whole_rows and shows, as in `keys_of`.
     """
-    sets, sources, seen, split = [], Counter(), {}, "train" if for_training else "test"
+    split = "train" if for_training else "test"
+    sets, sources, seen = [], Counter(), {}
     for part, _ in expand(name):
         if part in BUILTIN:
             rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
@@ -123,16 +117,16 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
         source = Path(part).name if is_file(part) else part
         sources[source] += 1  # of a second file of this name, reports and ids say so
         source += f"#{sources[source]}" * (sources[source] > 1)
-        own = columns if is_own(part) else ""
-        known = seen if for_training else {}
-        sets.append(sift(rows, source, split, own, limit, known, **rows_for))
+        named = columns if is_own(part) else ""
+        before = seen if for_training else {}
+        sets.append(sift(rows, source, split, named, limit, before, **rows_for))
     return sets
 
 
 def is_own(names: str) -> bool:
-    """Whether one of these sets is a file or on the hub: --columns may name its columns."""
-    known = ("auto", HELD_OUT, *BUILTIN, *BENCHMARKS)
-    return any(name not in known for name, _ in expand(names))
+    """Whether one of these sets is a file or on the hub, so that --columns may name its columns."""
+    fixed = ("auto", HELD_OUT, *BUILTIN, *BENCHMARKS)
+    return any(name not in fixed for name, _ in expand(names))
 
 
 # ---------------------------------------------------------------------------------- rows of one set
@@ -142,88 +136,69 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
 
     `seen`: the problems that are there already (see `double_of`).
     """
-    kept, dropped, names, seen = [], Counter(), {}, {} if seen is None else seen
-    unread, turns, (question, _, answer) = {}, [], columns.partition(",")
+    problems, names, unread, dropped = [], {}, {}, Counter()
+    seen = {} if seen is None else seen
     for index, row in enumerate(rows):
-        names.update(dict.fromkeys(row))
+        names |= dict.fromkeys(row)
         problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows, shows)
         reason = flaw(problem) or double_of(problem, seen)
         if reason:
             dropped[reason] += 1
             continue
-        kept.append(problem)
-        unread.update(dict.fromkeys(unread_columns(row, question, answer)))
-        turns.append((problem_key(row, question), other_turns(row, question)))
-        if len(kept) == limit:
+        problems.append(problem)
+        unread |= dict.fromkeys(unread_columns(row, columns))
+        if len(problems) == limit:
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-    if not kept:
-        raise SystemExit(nothing_usable(source, why, dropped, names, columns))
+    if not problems:
+        raise SystemExit(
+            f"No row of {shown(source)} can be used: {why or 'it has none'}. If its columns "
+            f"({shown(', '.join(map(str, names)), 1000)}) have other names, take --columns "
+            "QUESTION,ANSWER (a nested one as parent.child); without golds, take --reward "
+            "FILE.py:FUNCTION.")
     require_columns(names, shows, source)
-    first = "the first " if len(kept) == limit else ""  # the rows after these were not read
-    print(f"data: {shown(source)}: {counted(len(kept), 'problem')} of {first}"
-          f"{counted(len(kept) + dropped.total(), 'row')}{f' (dropped {why})' if why else ''}")
-    if source not in BENCHMARKS:
-        seen = shown_columns(names, shows)
-        report_unseen(source, [name for name in unread if not whole_rows and name not in seen],
-                      [turn for turn in turns if turn[0].partition(".")[0] not in seen])
-    return kept
+    first = "the first " if len(problems) == limit else ""  # the rows after these were not read
+    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} of {first}"
+          f"{counted(index + 1, 'row')}{f' (dropped {why})' if why else ''}")
+    visible = names if source in BENCHMARKS else shown_columns(names, shows)
+    report_unread(source, [name for name in unread if name not in visible], problems)
+    return problems
 
 
-def nothing_usable(source: str, why: str, dropped: Counter, names: dict, columns: str) -> str:
-    """The sentence for a set without a problem that can be used."""
-    if not why:
-        return f"{shown(source)} is empty: it has no rows."
-    sentence = f"No row of {shown(source)} can be used: {why}. "
-    if set(dropped) <= {"double", OTHER_GOLD}:
-        return sentence + "A set before it has all of its problems: leave it out."
-    if " " in columns.strip() and "," not in columns:
-        sentence += (f"--columns {shown(columns)} is one name: for two columns write "
-                     "QUESTION,ANSWER with a comma. ")
-    advice = "name the right ones with --columns QUESTION,ANSWER (a nested one as parent.child)"
-    if NO_GOLD in dropped:
-        advice += ", or judge without golds: --reward FILE.py:FUNCTION"
-    return f"{sentence}Its columns are {shown(', '.join(map(str, names)), 1000)}: {advice}."
-
-
-def report_unseen(source: str, unread: list[str], turns: list[tuple[str, list]]) -> None:
-    """Prints the columns and the turns that do not reach the model, if there are any."""
-    advice = "if it needs them, a .jinja file as --template can show {{ row.%s }} (docs/data.md)"
-    if unread:
-        word = "columns" if len(unread) > 1 else "column"
-        print(f"data: {shown(source)}: the model does not see the {word} "
-              f"{shown(', '.join(unread))}; {advice % shown(unread[0])}")
-    others = [(key, found) for key, found in turns if found]
-    if others:
-        (key, found), *_ = others
-        roles = Counter(shown(role, 20) for _, each in others for role, _ in each)
-        counts = ", ".join(f"{count} {role}" for role, count in roles.items())
-        print(f"data: {shown(source)}: the model does not see the other turns of "
-              f"{counted(len(others), 'problem')} ({counts}), such as {shown(found[0][0], 20)}: "
-              f"{shown(repr(found[0][1]), 80)}; {advice % shown(key)}")
+def report_unread(source: str, columns: list[str], problems: list[Problem]) -> None:
+    """Prints which columns the model does not see, if there are any."""
+    digits = all(problem.answer in [*"0123456789"] for problem in problems)
+    numbered = ", and the golds may be numbers of choices" if digits and (
+        {"choices", "options"} & {*columns}) else ""
+    if columns:
+        print(f"data: {shown(source)}: the model does not see these columns, or turns of a chat in "
+              f"them: {shown(', '.join(columns))}{numbered}; if it needs them, a .jinja file as "
+              f"--template can show {{{{ row.{shown(columns[0])} }}}} (docs/data.md)")
 
 
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",
                whole_rows: bool = False, shows: str = "") -> Problem:
     """What a row means, whatever may be wrong with it."""
     question, _, answer = columns.partition(",")
-    whole = json.loads(json.dumps(row, default=in_json)) if whole_rows or shows else {}
+    whole = in_json(row) if whole_rows or shows else {}
     return Problem(
         find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
         plain(row.get("level", row.get("difficulty"))),
         row=whole if whole_rows else {}, shown=shown_columns(whole, shows))
 
 
-def in_json(value) -> str | float:
-    return float(value) if isinstance(value, Decimal) else plain(value)
+def in_json(row: dict) -> dict:
+    """A row as JSON has it, where a number with many digits is a float."""
+    return json.loads(json.dumps(row, default=lambda value: (
+        float(value) if isinstance(value, Decimal) else plain(value))))
 
 
 def flaw(problem: Problem) -> str:
     """Why a problem cannot be used; "" if it can."""
-    if not without_instruction(problem.problem):
+    if not without_instruction(problem.problem).strip():
         return "without a problem"
     if not problem.judged_by:
-        return NO_GOLD
+        return "without a gold answer"
     text = problem.problem + problem.answer + problem.level
     return "" if is_text(text) else "with broken characters"
 
@@ -236,7 +211,7 @@ def double_of(problem: Problem, seen: dict[str, str]) -> str:
     """
     text, gold = asked(problem), problem.answer  # white space makes no difference
     if seen.get(text, gold) != gold:
-        return OTHER_GOLD
+        return "with another gold than the same text before"
     alike = "".join(text.casefold().split()) + f"={gold or text}"  # nor does case, with this gold
     if text in seen or alike in seen:
         return "double"
@@ -256,19 +231,19 @@ def load_train_and_held_out(
     train = load_problems(data, **keys)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
-        total = len(train) + len(held_out)
-        print(f"data: {len(held_out)} of the {total} problems held out for evaluation: a hash of "
-              "each text decides, with a chance of a tenth (--eval-data names another set instead)")
+        print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems held out for "
+              "evaluation: a hash of each text decides, with a chance of a tenth (--eval-data "
+              "names another set instead)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
-    train, doubles = drop_overlap(train, held_out)
-    if doubles:
-        print(f"data: dropped {counted(doubles, 'training problem')} that the held-out set has "
-              "too, by letters and digits")
-    if not train:
+    apart = drop_overlap(train, held_out)
+    if len(apart) < len(train):
+        print(f"data: dropped {counted(len(train) - len(apart), 'training problem')} that the "
+              "held-out set has too, by letters and digits")
+    if not apart:
         raise SystemExit(f"Nothing is left of {shown(data)} to train on: all of it is in the "
                          "held-out set too. Name another with --eval-data.")
-    return train, held_out
+    return apart, held_out
 
 
 def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
@@ -287,8 +262,8 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
 def fingerprint(problem: Problem) -> str:
     """A hash of the text alone, in hex: a gold that is corrected later must not move a split.
 
-    Of a long text letters and digits count: a formula can be typeset in many ways. In a short one
-    all signs count, or `7+15-4` and `71-5+4` would be the same.
+    Of a long text letters and digits count, because a formula can be typeset in many ways. In a
+    short one all signs count, or `7+15-4` and `71-5+4` would be the same.
     """
     text = letters_of(problem)
     if len(text) < SHORT:
@@ -301,23 +276,17 @@ def letters_of(problem: Problem) -> str:
 
 
 def asked(problem: Problem) -> str:
-    """What tells problems apart: the text, without white space and instructions on how to answer,
-    and the columns that a template shows with it.
+    """What tells problems apart: the text, and the columns that a template shows with it.
+
+    White space and instructions on how to answer make no difference, nor does it whether an accent
+    is a character that follows its letter, as a Mac writes it.
     """
-    columns = " " + json.dumps(problem.shown) if problem.shown else ""
-    return spaced(without_instruction(problem.problem)) + columns
+    text = unicodedata.normalize("NFC", without_instruction(problem.problem))
+    return " ".join(text.split()) + (" " + json.dumps(problem.shown) if problem.shown else "")
 
 
-def spaced(text: str) -> str:
-    """With one space for any white space, and each accent in one character with its letter.
-
-    A Mac writes an accent as a character that follows its letter.
-    """
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Problem], int]:
-    """`train` without the problems that are also in `held_out`, and how many those were.
+def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]:
+    """`train` without the problems that are also in `held_out`.
 
     Short texts count as the same also if letters, digits and gold are: typesetting may differ.
     """
@@ -325,50 +294,44 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> tuple[list[Pr
         return {fingerprint(problem), problem.answer and f"{letters_of(problem)}={problem.answer}"}
 
     held = {key for problem in held_out for key in likenesses(problem)} - {""}
-    kept = [problem for problem in train if not held & likenesses(problem)]
-    return kept, len(train) - len(kept)
+    return [problem for problem in train if not held & likenesses(problem)]
 
 
 def digest(problems: list[Problem]) -> str:
     """Equal for the same questions and golds (or rows) in the same order, whatever the prompts."""
     asked = [(p.id, p.problem, p.answer) for p in problems]
-    text = json.dumps(asked + [p.row for p in problems if p.row])
-    return f"{len(problems)} questions, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"{len(problems)} questions, {hashed(asked + [p.row for p in problems if p.row])}"
 
 
 def digest_of_prompts(problems: list[Problem]) -> str:
     """Equal for the same prompts: the template, and what the tokenizer made of it."""
-    text = json.dumps([problem.prompt_ids for problem in problems])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashed([problem.prompt_ids for problem in problems])
+
+
+def hashed(values: list) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
 
 
 # ---------------------------------------------------------------------------- what a run remembers
 def remember(folder: Path, train: list[Problem], held_out: list[Problem],
              begun: Path | None = None) -> None:
-    """Write problems.json of a run's folder: an evaluation may find the data changed.
+    """Write problems.json of a run's folder, because an evaluation may find the data changed.
 
     `begun`: the run from which this one begins. What that one has trained on counts here too.
     """
     trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
-    trained |= {fingerprint(problem)[:16] for problem in train}
-    trained |= {f"text {fingerprint_of_text(problem)}" for problem in train if problem.shown}
+    trained |= {fingerprint(replace(problem, shown={}))[:16] for problem in train}
     write_safely(folder / "problems.json", json.dumps(dict(
         trained=sorted(trained), held_out=[asked(problem) for problem in held_out])))
-
-
-def fingerprint_of_text(problem: Problem) -> str:
-    return fingerprint(replace(problem, shown={}))[:16]
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int:
     """Says how many of these problems the run was trained on, even if its data has changed since.
 
-    Columns that a template shows tell problems apart if the run and this program both show some.
+    The texts alone count, so a question with other columns shown counts as trained on.
     """
-    trained, count = {*read_json(folder / "problems.json")["trained"]}, 0
-    for problem in problems:
-        whole, text = fingerprint(problem)[:16], fingerprint_of_text(problem)
-        count += bool({whole, text, f"text {whole}"} & trained)
+    trained = {*read_json(folder / "problems.json")["trained"]}
+    count = sum(fingerprint(replace(problem, shown={}))[:16] in trained for problem in problems)
     print(f"{shown(folder)} was trained on {count} of these {counted(len(problems), 'problem')}")
     return count
 
@@ -376,47 +339,42 @@ def count_trained(folder: Path, problems: list[Problem]) -> int:
 def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
     """Those of today's problems that the run holds out, with their golds of today, as a set.
 
-    No other problem is taken in the place of one that is gone: it may have been trained on.
+    No other problem takes the place of one that is gone, because it may have been trained on.
     """
     texts = read_json(folder / "problems.json")["held_out"]
     there = {asked(problem): problem for problem in today}
-    found = [replace(there[text], source=HELD_OUT) for text in texts if text in there]
-    print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(found)} still there")
-    if not found:
+    still = [replace(there[text], source=HELD_OUT) for text in texts if text in there]
+    print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(still)} still there")
+    if not still:
         raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
                          "--data, or take its --template if that shows columns of a row.")
-    return found
+    return still
 
 
 # --------------------------------------------------------------------------------------- odd golds
 def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Problem]:
     """Counts golds that math-verify cannot read or that hardly any answer equals, as `about 5`.
 
-    For training it `drop`s the former, and raises SystemExit if nothing is left. In an evaluation
-    they stay: a score counts all questions of its set.
+    For training it `drop`s the former, if others are left. In an evaluation they stay, because a
+    score counts all questions of its set.
     """
-    sound = grader.check_golds([problem.answer for problem in problems])
-    kept = [problem for problem, ok in zip(problems, sound) if ok]
-    odd = [problem.answer for problem, ok in zip(problems, sound) if not ok]
-    unlikely = [problem.answer for problem in kept if problem.source not in BENCHMARKS
+    readable = grader.check_golds([problem.answer for problem in problems])
+    sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
+    drop = drop and bool(sound)
+    odd = [problem.answer for problem, is_sound in zip(problems, readable) if not is_sound]
+    unlikely = [problem.answer for problem in sound if problem.source not in BENCHMARKS
                 and not is_one_value(normalize(problem.answer))]
-    decimals = any(re.fullmatch(r"-?\d+,\d\d?", gold) for gold in unlikely)
-    comma = " (1,5 is read as a list: for a decimal write 1.5)" if decimals else ""
-    example = f"\\boxed{{{unlikely[0]}}}" if unlikely else ""
-    of_all = f"of {counted(len(problems), 'gold')} to {'train' if drop else 'evaluate'} on"
     for golds, flaw, fate in (
             (odd, "cannot be read by math-verify",
              "dropped" if drop else "only the same string is right"),
             (unlikely, "are no single number or formula",
              "an answer must repeat the words, or give all of the values, as in "
-             f"{shown(example, 80)}{comma}")):
+             + shown(f"\\boxed{{{[*unlikely, ''][0]}}}", 80))):
         if golds:
             examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])
-            print(f"data: {len(golds)} {of_all} {flaw}, such as {examples}: {fate}")
-    if drop and not kept:
-        raise SystemExit("Nothing is left to train on: mend the golds, name their column "
-                         "(--columns QUESTION,ANSWER), or judge by --reward FILE.py:FUNCTION.")
-    return kept if drop else problems
+            print(f"data: {len(golds)} of {counted(len(problems), 'gold')} {flaw}, such as "
+                  f"{examples}: {fate}")
+    return sound if drop else problems
 
 
 # ----------------------------------------------------------------- problems of a built-in model
@@ -427,11 +385,11 @@ def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
     """
     if model not in TINY:
         return
-    known = [row["problem"] for row in BUILTIN[default_data(model)]("train", 500)]
-    foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(known))]
+    like = [row["problem"] for row in BUILTIN[default_data(model)]("train", 500)]
+    foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(like))]
     if 2 * len(foreign) <= len(problems):
         return
-    why = (f"{model} reads only problems like {known[1]}, but {len(foreign)} of {len(problems)} "
+    why = (f"{model} reads only problems like {like[1]}, but {len(foreign)} of {len(problems)} "
            f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: for English take "
            f"--model {SMOLLM} or another real model.")
     if refuse:

@@ -1,20 +1,15 @@
-"""The three built-in sets of problems, all made by the program: chains, skills, words.
+"""The built-in sets of problems: chains, skills, words.
 
-**Chains** of additions and subtractions such as `7+15-4=?`, for `tiny` and `tiny-moe`. A chain is
-right only if every link is, so the number of operations (1 to 6) spreads pass rates over the whole
-range.
+**Chains** of additions and subtractions such as `7+15-4=?`, for `tiny` and `tiny-moe`. Every link
+must be right, so the number of operations (1 to 6) spreads pass rates over the whole range.
 
-**Skills**: 48 letters that hide a digit each. `7F4=?` asks for 7 + 4 + the digit of F, which the
-problem does not reveal. The model `tiny-skills` writes down what it believes F to be, and adds:
-`F=5\\n\\boxed{16}`. How often it believes the right digit of a letter is chosen: BELIEF makes
-pass@k, from k = 1 to 256, close to what Reinforce-Ada's paper (v1, Fig. 2) shows for
-Qwen2.5-Math-1.5B: many prompts are solved once in twenty or fifty draws or less. Learning one
-letter says nothing about another.
+**Skills**: 48 letters that hide a digit each. `7F4=?` asks for 7 + 4 + the digit of F, which no
+problem reveals. The model `tiny-skills` writes down what it believes F to be: `F=5\\n\\boxed{16}`.
+BELIEF makes its pass@k, from k = 1 to 256, close to that of Qwen2.5-Math-1.5B in Reinforce-Ada's
+paper (v1, Fig. 2). Learning one letter says nothing about another.
 
-**Words**: texts of one or two steps from templates, for a model of 135 M parameters. Untrained, it
-solves a fifth of the products of small numbers, and two steps with large ones never. So pass rates
-differ by kind, as those of large models do on hard mathematics. Names, things, numbers and phrasing
-make millions of different texts.
+**Words**: texts of one or two steps from templates, for a model of 135 M parameters, whose pass
+rates differ by kind, as those of large models do on hard mathematics.
 
 Each set is a function (split, count) -> rows with problem, answer, id and level. Every prefix of
 the rows has each level about equally often.
@@ -38,14 +33,14 @@ TOP = 30  # largest intermediate result; none is below 0
 
 def chains(split: str, count: int, seed: int = 0) -> list[dict]:
     """`count` chains, all levels in turn. A text may come twice."""
-    rng, found = random.Random(f"{split}/{seed}"), []
-    while len(found) < count:
-        level = OPERATIONS[len(found) % len(OPERATIONS)]
+    rng, rows = random.Random(f"{split}/{seed}"), []
+    while len(rows) < count:
+        level = OPERATIONS[len(rows) % len(OPERATIONS)]
         text, _, answer = chain(rng, level)
         if in_test_split(text) == (split == "test"):
-            name = f"builtin/{split}/{len(found)}"
-            found.append(dict(problem=text, answer=str(answer), id=name, level=level))
-    return found
+            name = f"builtin/{split}/{len(rows)}"
+            rows.append(dict(problem=text, answer=str(answer), id=name, level=level))
+    return rows
 
 
 def chain(rng: random.Random, operations: int) -> tuple[str, list[str], int]:
@@ -71,15 +66,11 @@ BELIEF = (0.7, 0.4, 0.2, 0.1, 0.045, 0.01, 0.003, 0.0003)  # in the right digit;
 
 def skills(split: str, count: int) -> list[dict]:
     """The first `count` problems, or all there are (train: 3,600, test: 1,200); letters in turn."""
-    pairs = {letter: numbers(letter, split) for letter in LETTERS}
-    found = []
-    for i in range(min(count, sum(map(len, pairs.values())))):
-        round_, place = divmod(i, len(LETTERS))
-        letter = LETTERS[place]
-        a, b = pairs[letter][round_]
-        found.append(dict(problem=f"{a}{letter}{b}=?", answer=str(a + b + offset(letter)),
-                          id=f"builtin-skills/{split}/{i}", level=belief(letter)))
-    return found
+    rounds = zip(*(numbers(letter, split) for letter in LETTERS))
+    pairs = [(letter, *pair) for each in rounds for letter, pair in zip(LETTERS, each)]
+    return [dict(problem=f"{a}{letter}{b}=?", answer=str(a + b + offset(letter)),
+                 id=f"builtin-skills/{split}/{i}", level=belief(letter))
+            for i, (letter, a, b) in enumerate(pairs[:count])]
 
 
 @functools.cache
@@ -113,30 +104,35 @@ THINGS = ("apples books coins pens marbles stickers cookies cards stamps shells 
           "pencils flowers eggs oranges buttons toys stones candles").split()
 BOXES = "boxes bags jars baskets drawers".split()
 TEXTS = {  # kind -> (its texts, the answer); a and b are numbers, c is smaller than both
-    "add": (("{n} has {a} {t} and buys {b} more. How many {t} does {n} have now?",
-             "{n} finds {a} {t} in the morning and {b} {t} in the evening. How many {t} does {n} "
-             "find in all?",
-             "There are {a} {t} on the table. {n} puts {b} more {t} there. How many {t} are on the "
-             "table now?"), lambda a, b, c: a + b),
-    "subtract": (("{n} had {a} {t} and gave {c} of them to {m}. How many {t} does {n} have left?",
-                  "There were {a} {t} in a shop, and {c} of them were sold. How many {t} are left?",
-                  "{n} has {a} {t} and loses {c} of them. How many {t} does {n} still have?"),
-                 lambda a, b, c: a - c),
-    "compare": (("{n} has {a} {t} and {m} has {c} {t}. How many more {t} does {n} have than {m}?",
-                 "{n} needs {a} {t} and has only {c}. How many {t} are missing?"),
-                lambda a, b, c: a - c),
-    "multiply": (("{n} has {a} {x} with {c} {t} in each. How many {t} does {n} have?",
-                  "{n} buys {c} {t} every day. How many {t} does {n} buy in {a} days?"),
-                 lambda a, b, c: a * c),
-    "divide": (("{n} shares {ac} {t} equally among {c} friends. How many {t} does each friend get?",
-                "{n} puts {ac} {t} into {x}, {c} {t} in each. How many {x} are full?"),
-               lambda a, b, c: a),
-    "two steps": (("{n} has {a} {t}. {m} has {b} more {t} than {n}. Then {m} loses {c} {t}. How "
-                   "many {t} does {m} have now?",
-                   "{n} had {a} {t}, bought {b} more and gave {c} {t} to {m}. How many {t} does "
-                   "{n} have now?"), lambda a, b, c: a + b - c),
-    "times and more": (("{n} has {a} {x} with {c} {t} in each, and {b} more {t}. How many {t} does "
-                        "{n} have in all?",), lambda a, b, c: a * c + b),
+    "add": ((
+        "{n} has {a} {t} and buys {b} more. How many {t} does {n} have now?",
+        "{n} finds {a} {t} in the morning and {b} {t} in the evening. How many {t} does {n} find "
+        "in all?",
+        "There are {a} {t} on the table. {n} puts {b} more {t} there. How many {t} are on the "
+        "table now?"), lambda a, b, c: a + b),
+    "subtract": ((
+        "{n} had {a} {t} and gave {c} of them to {m}. How many {t} does {n} have left?",
+        "There were {a} {t} in a shop, and {c} of them were sold. How many {t} are left?",
+        "{n} has {a} {t} and loses {c} of them. How many {t} does {n} still have?"),
+        lambda a, b, c: a - c),
+    "compare": ((
+        "{n} has {a} {t} and {m} has {c} {t}. How many more {t} does {n} have than {m}?",
+        "{n} needs {a} {t} and has only {c}. How many {t} are missing?"), lambda a, b, c: a - c),
+    "multiply": ((
+        "{n} has {a} {x} with {c} {t} in each. How many {t} does {n} have?",
+        "{n} buys {c} {t} every day. How many {t} does {n} buy in {a} days?"),
+        lambda a, b, c: a * c),
+    "divide": ((
+        "{n} shares {ac} {t} equally among {c} friends. How many {t} does each friend get?",
+        "{n} puts {ac} {t} into {x}, {c} {t} in each. How many {x} are full?"), lambda a, b, c: a),
+    "two steps": ((
+        "{n} has {a} {t}. {m} has {b} more {t} than {n}. Then {m} loses {c} {t}. How many {t} does "
+        "{m} have now?",
+        "{n} had {a} {t}, bought {b} more and gave {c} {t} to {m}. How many {t} does {n} have "
+        "now?"), lambda a, b, c: a + b - c),
+    "times and more": ((
+        "{n} has {a} {x} with {c} {t} in each, and {b} more {t}. How many {t} does {n} have in "
+        "all?",), lambda a, b, c: a * c + b),
 }
 SIZES = {"": (3, 12), " (large)": (13, 60)}  # the range of a and b
 LARGE = ("add", "subtract", "compare", "multiply", "two steps")  # kinds that also come in large
@@ -147,15 +143,15 @@ WITHIN_REACH = tuple(kind for kind in KINDS if kind not in HARD)
 
 def words(split: str, count: int, seed: int = 0) -> list[dict]:
     """`count` problems, no text twice, all kinds in turn; hard ones half as often in training."""
-    rng, found = random.Random(f"words/{split}/{seed}"), {}
+    rng, rows = random.Random(f"words/{split}/{seed}"), {}
     turn = KINDS if split == "test" else (*KINDS, *WITHIN_REACH)
-    while len(found) < count:
-        level = turn[len(found) % len(turn)]
+    while len(rows) < count:
+        level = turn[len(rows) % len(turn)]
         text, answer = word_problem(rng, level)
-        if in_test_split(text) == (split == "test") and text not in found:
-            found[text] = dict(problem=text, answer=str(answer), level=level,
-                               id=f"words/{split}/{len(found)}")
-    return list(found.values())
+        if in_test_split(text) == (split == "test") and text not in rows:
+            rows[text] = dict(problem=text, answer=str(answer), level=level,
+                              id=f"words/{split}/{len(rows)}")
+    return list(rows.values())
 
 
 def word_problem(rng: random.Random, level: str) -> tuple[str, int]:

@@ -32,10 +32,13 @@ def rows(*texts) -> list[dict]:
     return [dict(problem=text, answer="1") for text in texts]
 
 
+BOX = "Let's think step by step and output the final answer within \\boxed{}."
+
+
 # -------------------------------------------------------------------------------- rows, one by one
 def test_drops_are_counted_in_one_line_which_says_whether_all_rows_were_seen(tmp_path, capsys):
     file = write(tmp_path, [
-        *rows("a b", "a  b ", ""), dict(problem="c", answer=None), *rows("1+2", "half \ud800"),
+        *rows("a b", "a  b ", f" {BOX}\n"), dict(problem="c", answer=None), *rows("1+2", "\ud800"),
         dict(problem="x", answer="\udfff"), dict(problem="x", answer="1", level="\ud800"),
         dict(problem="d", solution="no box\nin it"), dict(problem="1-2", answer="1", level=3)])
     for limit in (1, 2, 3, 4):
@@ -75,68 +78,64 @@ LLAMA = ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nAnswer 
          "<|start_header_id|>assistant<|end_header_id|>\n\n")
 
 
-def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
-    file = write(tmp_path, [PICK | dict(question=f"{i}?") for i in range(3)])
-    found = load_problems(file)
-    said = capsys.readouterr().out
-    assert "set.jsonl: the model does not see the columns choices, passage;" in said
-    assert ".jinja" in said and "row.choices" in said and len(said.splitlines()) == 2
-    assert {p.judged_by for p in found} == {"0"}
-    load_problems(file, columns="passage,level")
-    assert "does not see the columns question, choices;" in capsys.readouterr().out
-    for keys in (dict(whole_rows=True), dict(shows="{{ row }}"),  # these have them
-                 dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}")):
-        load_problems(file, **keys)
-        assert len(capsys.readouterr().out.splitlines()) == 1
-    load_problems(file, shows="{{ row.choices }}")
-    assert "does not see the column passage;" in capsys.readouterr().out
+TURNS = [SYSTEM, *SHOT, dict(role="user", content="2+3=?")]
+
+
+@pytest.mark.parametrize("row, keys, unread", [
+    (PICK, {}, "choices, passage, and the golds may be numbers of choices"),
+    (PICK | dict(answer="pear"), {}, "choices, passage"),
+    (PICK, dict(columns="passage,level"),
+     "question, choices, and the golds may be numbers of choices"),
+    (PICK, dict(whole_rows=True), "choices, passage, and the golds may be numbers of choices"),
+    (PICK, dict(shows="{{ row }}"), ""),
+    (PICK, dict(shows="{{ row.choices }}"), "passage"),
+    (PICK, dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}"), ""),
+    (PICK, dict(shows="{{ row.items() }}"), ""),
+    (PICK, dict(shows="{% for row in row.choices %}{{ row.text }}{% endfor %}"), ""),
+    (dict(Body="Tom has 2.", Question="How many?", Answer="2"), {}, ""),
+    (dict(Question="?", reward_model=dict(ground_truth="5")), {}, ""),
+    (dict(prompt=TURNS, answer="5"), {}, "prompt"), (dict(prompt=LLAMA, answer="5"), {}, "prompt"),
+    (dict(messages=TURNS, answer="5"), {}, "messages"),
+    (dict(prompt=TURNS, answer="5"), dict(shows="{{ row.prompt }}"), ""),
+    (dict(prompt=TURNS[-1:], answer="5"), {}, ""), (dict(prompt="2+3=?", answer="5"), {}, "")])
+def test_columns_and_turns_that_the_model_does_not_see_are_named(
+        row, keys, unread, tmp_path, capsys):
+    (problem,) = load_problems(write(tmp_path, [row]), **keys)
+    said = capsys.readouterr().out.splitlines()[1:]
+    assert len(said) == bool(unread)
+    if unread:
+        assert f"does not see these columns, or turns of a chat in them: {unread};" in said[0]
+        first = unread.partition(",")[0]
+        assert f".jinja file as --template can show {{{{ row.{first} }}}}" in said[0]
+    assert "choices" in row or problem.problem in ("2+3=?", "Tom has 2. How many?", "?")
+
+
+def test_a_column_that_a_template_names_must_be_there(tmp_path):
+    file = write(tmp_path, [PICK])
     for wrong in ("{{ row.choises }}", "{{ row['choises'] }}"):
         with pytest.raises(SystemExit, match="row.choises, but set.jsonl has no such.*passage"):
             load_problems(file, shows="{{ problem }}" + wrong)
-    for right in ("{{ row.items() }}", "{% for row in row.choices %}{{ row.text }}{% endfor %}"):
-        load_problems(file, shows=right)
-    capsys.readouterr()
-    load_problems(write(tmp_path, [dict(Body="Tom has 2.", Question="How many?", Answer="2"),
-                                   dict(Question="?", reward_model=dict(ground_truth="5"))]))
-    assert "does not see" not in capsys.readouterr().out
     with pytest.raises(SystemExit, match="row.choices, but builtin has no such column"):
         load_problems("builtin", shows="{{ row.choices }}")
 
 
-@pytest.mark.parametrize("prompt, roles", [
-    ([SYSTEM, *SHOT, dict(role="user", content="2+3=?")], "1 system, 1 user, 1 assistant"),
-    (LLAMA, "1 system"), ([dict(role="user", content="2+3=?")], ""), ("2+3=?", "")])
-def test_turns_that_the_model_does_not_see_are_counted(prompt, roles, tmp_path, capsys):
-    file = write(tmp_path, [dict(prompt=prompt, answer="5"), dict(prompt="1+1=?", answer="2")])
-    assert load_problems(file)[0].problem == "2+3=?"
-    said = capsys.readouterr().out
-    assert ("does not see the other turns of 1 problem" in said) == bool(roles) and roles in said
-    assert ("system: 'Answer in verse.'" in said and "row.prompt" in said) == bool(roles)
-    load_problems(file, shows="{{ row.prompt }}")
-    assert "turns" not in capsys.readouterr().out
-
-
-def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
-    file = write(tmp_path, [PICK])
-    kept = [load_problems(file, **keys)[0] for keys in (
-        dict(shows="{{ row }}"), dict(whole_rows=True), dict(shows="{{ row }}", whole_rows=True),
-        {}, dict(shows="{{ row.choices }}{{ row['passage'] }}"))]
-    some = {name: PICK[name] for name in ("choices", "passage")}
-    assert [p.judged_by for p in kept] == ["0", PICK, PICK, "0", "0"]
-    assert [p.shown for p in kept] == [PICK, {}, PICK, {}, some]
-    assert data.digest(kept[:1]) == data.digest(kept[3:4]) != data.digest(kept[1:2])
-
-
 @pytest.mark.parametrize("shows, names", [
+    ("{{ row }}", {*PICK}), ("{% set all = row %}", {*PICK}), ("", set()),
     ("{% for key, value in row.items() %}{{ key }}{% endfor %}", {*PICK}),
     ("{% for key in row.keys() %}{{ row[key] }}{% endfor %}", {*PICK}),
     ("{{ row.values() | join }}", {*PICK}), ("{{ row[ name ] }}", {*PICK}),
-    ("{{ row.get(name) }}", {*PICK}), ("{% set all = row %}", {*PICK}),
-    ("{{ row . choices }}", {"choices"}), ("{{ row[ 'choices' ] }}", {"choices"}),
+    ("{{ row.get(name) }}", {*PICK}), ("{{ row . choices }}", {"choices"}),
+    ("{{ row[ 'choices' ] }}{{ row.passage }}", {"choices", "passage"}),
     ("{{ row.get('choices') }}", {"choices"})])
-def test_a_template_that_may_show_any_column_is_given_all(shows, names, tmp_path):
-    (problem,) = load_problems(write(tmp_path, [PICK]), shows=shows)
-    assert {*problem.shown} == names
+def test_a_template_is_given_the_columns_that_it_may_show_and_the_grader_is_not(
+        shows, names, tmp_path):
+    file = write(tmp_path, [PICK])
+    (problem,), (rewarded,), (bare,) = (load_problems(file, shows=shows),
+                                        load_problems(file, shows=shows, whole_rows=True),
+                                        load_problems(file))
+    assert problem.shown == rewarded.shown == {name: PICK[name] for name in PICK if name in names}
+    assert (problem.judged_by, rewarded.judged_by) == ("0", PICK)
+    assert data.digest([problem]) == data.digest([bare]) != data.digest([rewarded])
 
 
 def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
@@ -148,14 +147,10 @@ def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
     one, other = load_problems(file, shows="{{ row.choices }}")
     assert one.shown == dict(choices=["a", "b"]) and other.shown == dict(choices=["c", "d"])
     assert data.fingerprint(one) != data.fingerprint(other)
-    assert drop_overlap([one], [other]) == ([one], 0)
+    assert drop_overlap([one], [other]) == [one]
     data.remember(tmp_path, [one], [other])
     assert data.still_held_out(tmp_path, [one, other])[0].shown == other.shown
-    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 0]
-    bare = load_problems(file)
-    assert data.count_trained(tmp_path, bare) == 1  # with a template without them
-    data.remember(tmp_path, bare, [])  # such a run has met both, whatever is shown now
-    assert [data.count_trained(tmp_path, [p]) for p in (one, other)] == [1, 1]
+    assert data.count_trained(tmp_path, load_problems(file)) == 1  # with another template, too
 
 
 def test_what_the_runs_before_have_trained_on_counts_as_trained_on(tmp_path):
@@ -166,15 +161,6 @@ def test_what_the_runs_before_have_trained_on_counts_as_trained_on(tmp_path):
         folder.mkdir()
         data.remember(folder, problems[one:one + 1], [], begun)
     assert [data.count_trained(run, problems) for run in (first, second, third)] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("written, said", [
-    ("task hour", "task hour is one name"), ("task,hour", "Its columns are problem, answer"),
-    ("task", "Its columns are problem, answer")])
-def test_two_columns_without_a_comma_are_told(written, said):
-    with pytest.raises(SystemExit) as stop:
-        data.sift(rows("a"), "s", columns=written)
-    assert said in str(stop.value) and ("with a comma" in str(stop.value)) == (" " in written)
 
 
 ENGLISH = ["Tom has 7 apples.", "What is 7+5-4?", "7*5=?", "Is it true?"]
@@ -220,7 +206,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     """A prompt that is there twice would have two memories in ada-est, and be drawn twice."""
     one, two = numbered(tmp_path, 30, "a.jsonl"), numbered(tmp_path, 30, "b.jsonl", start=20)
     spaced = write(tmp_path, rows(" What is\n3 times  4?", "x"), "c.jsonl")
-    with pytest.raises(SystemExit, match="30 double. A set before it has all of its problems"):
+    with pytest.raises(SystemExit, match="a.jsonl#2 can be used: 30 double"):
         load_problems(f"{one},{one}")
     names = f"{one},{two},{spaced}"
     loaded = load_problems(names)
@@ -254,42 +240,43 @@ def with_golds(*golds, source="s") -> list[Problem]:
     return [Problem(gold, gold, gold, source) for gold in golds]
 
 
-@pytest.mark.parametrize("drop, use, fate", [
-    (True, "train", "dropped"), (False, "evaluate", "only the same string is right")])
-def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(
-        drop, use, fate, capsys):
+@pytest.mark.parametrize("drop, fate", [
+    (True, "dropped"), (False, "only the same string is right")])
+def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(drop, fate, capsys):
     golds = ["TODO"] * 9 + ["nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C"]
     golds += ["?\x1b[2J", "??"]
     problems, grader = with_golds(*golds), SimpleNamespace(
         check_golds=lambda golds: ["?" not in gold for gold in golds])
     kept = data.check_golds(problems, grader, drop)
     assert kept == (problems[:-2] if drop else problems)
-    of = f"of 18 golds to {use} on"
     assert capsys.readouterr().out.splitlines() == [
-        rf"data: 2 {of} cannot be read by math-verify, such as '?\x1b[2J', '??': {fate}",
-        f"data: 12 {of} are no single number or formula, such as 'TODO', 'nan', '2,0': an "
-        r"answer must repeat the words, or give all of the values, as in \boxed{TODO} (1,5 is "
-        "read as a list: for a decimal write 1.5)"]
+        rf"data: 2 of 18 golds cannot be read by math-verify, such as '?\x1b[2J', '??': {fate}",
+        "data: 12 of 18 golds are no single number or formula, such as 'TODO', 'nan', '2,0': an "
+        r"answer must repeat the words, or give all of the values, as in \boxed{TODO}"]
     data.check_golds(with_golds("3h", "12 o'clock"), grader)  # a unit counts that has no space
-    assert "2 of 2 golds to evaluate on are no" in capsys.readouterr().out
+    assert "2 of 2 golds are no" in capsys.readouterr().out
     data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
     assert data.check_golds(with_golds("12", "-3", "x^2"), grader, drop)
     assert capsys.readouterr().out == ""
-    if drop:
-        with pytest.raises(SystemExit, match="Nothing is left to train on"):
-            data.check_golds(problems[-1:], grader, drop)
-        assert "1 of 1 gold to train on" in capsys.readouterr().out
+    assert data.check_golds(problems[-1:], grader, drop) == problems[-1:]  # nothing else is left
+    assert "1 of 1 gold cannot be read" in capsys.readouterr().out
 
 
 # ----------------------------------------------------------------------------------------- held out
-def test_a_share_of_ones_own_file_is_held_out(tmp_path, capsys):
+def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path, capsys):
     file = numbered(tmp_path, 300)
     train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert f"{len(held_out)} of the 300 problems held out" in (said := capsys.readouterr().out)
-    assert "a hash of each text decides, with a chance of a tenth" in said
+    assert (f"{len(held_out)} of the 300 problems held out for evaluation: a hash of each text "
+            "decides, with a chance of a tenth") in capsys.readouterr().out
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
+    for count in (2, 3, 10):
+        train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
+        assert train and held_out and len(train) + len(held_out) == count
+    for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
+        with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
+            data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
 
 
 # Easily mixed up: the same digits, case or spaces aside, long texts and short ones.
@@ -303,7 +290,7 @@ MOST = st.sampled_from([1, 3, 10, 100])
 
 
 def texts_of(problems) -> list[str]:
-    return [data.spaced(problem.problem) for problem in problems]
+    return [" ".join(problem.problem.split()) for problem in problems]
 
 
 @given(ROWS, ROWS, MOST, st.randoms())
@@ -325,13 +312,13 @@ def test_whatever_happens_to_the_file_nothing_trained_on_is_asked_as_held_out(
     """Rows go, come, come twice, change places, spaces and golds: what the run remembers counts."""
     folder = tmp_path_factory.mktemp("run")
     train, held_out = data.hold_out(data.sift(rows, "s"), most)
-    train, _ = drop_overlap(train, held_out)
+    train = drop_overlap(train, held_out)
     data.remember(folder, train, held_out)
     left = draw.draw(st.lists(st.builds(
         dict, problem=st.sampled_from(rows).map(lambda row: row["problem"].replace(" ", "  ")),
         answer=GOLDS), max_size=80))
     today = data.sift([*left, *more], "s")
-    there = {data.spaced(problem.problem): problem.answer for problem in today}
+    there = dict(zip(texts_of(today), (problem.answer for problem in today)))
     still = {text: there[text] for text in texts_of(held_out) if text in there}
     if still:
         asked = data.still_held_out(folder, today)
@@ -344,52 +331,23 @@ def test_whatever_happens_to_the_file_nothing_trained_on_is_asked_as_held_out(
     assert data.count_trained(folder, train) == len(train)
 
 
-@given(ROWS, MOST, st.data())
-def test_a_corrected_gold_moves_no_problem_to_the_other_side(rows, most, draw):
-    rows = [*{"".join(row["problem"].casefold().split()): row for row in rows}.values()]
-    golds = draw.draw(st.lists(GOLDS, min_size=len(rows), max_size=len(rows)))
-    mended = [row | dict(answer=gold) for row, gold in zip(rows, golds)]
-    one, other = (data.hold_out(data.sift(each, "s"), most)[1] for each in (rows, mended))
-    assert texts_of(one) == texts_of(other)
+MAC = [tuple(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
+       for text in ("Un caf\u00e9 de plus ?", "\uac00 + 1", "\u00c5" * 40)]  # a Mac's accents
+COWS = "A farmer has 12 cows and buys 5 more of them."
 
 
-def test_white_space_moves_no_short_problem_to_the_other_side():
-    one, other, third = (Problem(text, "8", text, "s") for text in ("7 + 5 - 4", "7+5-4", "75-4"))
-    assert data.fingerprint(one) == data.fingerprint(other) != data.fingerprint(third)
-
-
-@pytest.mark.parametrize("text", ["Un caf\u00e9 de plus ?", "\uac00 + 1", "\u00c5" * 40])
-def test_a_text_in_decomposed_characters_is_the_same_text(text, tmp_path, capsys):
-    """As a Mac writes accents and Korean: it is not held out and trained on."""
-    one, other = (Problem(unicodedata.normalize(form, text), "8", form, "s")
-                  for form in ("NFC", "NFD"))
+@pytest.mark.parametrize("text, like", [
+    *MAC, (COWS, f" {COWS}\n"),
+    (COWS, f"{COWS} {BOX}"),
+    (COWS, COWS + "\nPlease reason step by step, and put your final answer within \\boxed{}.\n")])
+def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path):
+    """It is not there twice, nor held out and trained on."""
+    one, other = (Problem(each, "8", each, "s") for each in (text, like))
     assert one.problem != other.problem and data.fingerprint(one) == data.fingerprint(other)
-    assert drop_overlap([one], [other]) == ([], 1)
+    assert drop_overlap([one], [other]) == []
+    assert len(data.sift(rows(text, like), "s")) == 1
     data.remember(tmp_path, [], [one])
-    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [other.problem]
-@pytest.mark.parametrize("around", [
-    "{} Let's think step by step and output the final answer within \\boxed{{}}.",
-    "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}.\n", " {}\n"])
-def test_an_instruction_around_a_problem_makes_no_other_problem(around, tmp_path):
-    text = "A farmer has 12 cows and buys 5 more of them."
-    one, other = (Problem(each, "17", each, "s") for each in (text, around.format(text)))
-    assert data.fingerprint(one) == data.fingerprint(other)
-    assert drop_overlap([one], [other]) == ([], 1)
-    assert len(data.sift(rows(text, around.format(text)), "s")) == 1
-    data.remember(tmp_path, [], [one])
-    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [other.problem]
-    only = around.format("")
-    with pytest.raises(SystemExit, match="1 without a problem"):
-        data.sift(rows(only), "s")
-
-
-def test_at_least_one_is_held_out_and_one_is_left(tmp_path):
-    for count in (2, 3, 10):
-        train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
-        assert train and held_out and len(train) + len(held_out) == count
-    for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
-        with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
-            data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
+    assert [p.problem for p in data.still_held_out(tmp_path, [other])] == [like]
 
 
 def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, capsys):
@@ -411,8 +369,11 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
     train = [problem("find ALL x with $$x^2=2$$ where x is positive and real", "\\sqrt2"),
              problem("7+15-4=?", "18"), problem("71-5+4=?", "70"),
              problem("Find all $x$ with $x^2 = 3$."), problem("Is 3 < 4?", "")]
-    kept, dropped = drop_overlap(train, [*held, problem("Is 3 > 4?", "")])  # --reward: no golds
-    assert dropped == 2 and kept == train[2:]
+    assert data.fingerprint(held[1]) != data.fingerprint(train[2])
+    for text, gold in (("7 + 15 - 4=?", "18"), ("7+15-4=?", "8")):  # nor a gold that is corrected
+        assert data.fingerprint(held[1]) == data.fingerprint(problem(text, gold))
+    held.append(problem("Is 3 > 4?", ""))  # --reward: no golds
+    assert drop_overlap(train, held) == train[2:]
 
 
 def test_other_golds_are_other_questions_and_prompts_are_not():

@@ -32,21 +32,21 @@ def test_they_are_the_same_at_every_start_and_with_every_version(name, train, te
 
 
 def test_chains_are_right_and_spread_over_all_levels():
-    found = chains("train", 600)
-    for row in found:
+    rows = chains("train", 600)
+    for row in rows:
         assert eval(row["problem"].removesuffix("=?")) == int(row["answer"])  # our own text
         assert len(re.findall("[+-]", row["problem"])) == row["level"]
         assert 0 <= int(row["answer"]) <= TOP
-    assert found[:50] != chains("train", 50, seed=1)
+    assert rows[:50] != chains("train", 50, seed=1)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_each_words_answer_follows_from_the_numbers_in_the_text(split):
     for row in words(split, 2000):
         kind = row["level"].removesuffix(" (large)")
-        found = dict(zip("abc", map(int, re.findall(r"\d+", row["problem"]))))
-        assert eval(SIGNS[kind], found) == int(row["answer"]) >= 0, row
-        assert kind != "divide" or found["a"] % found["b"] == 0
+        numbers = dict(zip("abc", map(int, re.findall(r"\d+", row["problem"]))))
+        assert eval(SIGNS[kind], numbers) == int(row["answer"]) >= 0, row
+        assert kind != "divide" or numbers["a"] % numbers["b"] == 0
         assert not re.search("[{}]", row["problem"])
 
 
@@ -103,12 +103,12 @@ def test_the_models_pass_rates_are_those_of_the_paper():
     plan = (ROOT / "bench" / "plan.md").read_text()
     k = [2**i for i in range(9)]
     exact = [p for rates in skills_theory.pass_rates().values() for p in rates]
-    found = [mean(1 - (1 - p) ** n for p in exact) for n in k]
+    ours = [mean(1 - (1 - p) ** n for p in exact) for n in k]
     paper = (.18, .27, .38, .48, .58, .66, .72, .77, .81)  # Reinforce-Ada, v1, Fig. 2
-    for values in (found, paper):
+    for values in (ours, paper):
         assert " ".join(f"{p:.2f}"[1:] for p in values) in plan
-    for n, ours, theirs in zip(k, found, paper):
-        assert abs(ours - theirs) < (0.025 if n <= 64 else 0.1)
+    for n, one, other in zip(k, ours, paper):
+        assert abs(one - other) < (0.025 if n <= 64 else 0.1)
     for letter, rates in skills_theory.pass_rates().items():
         share = belief(letter)
         assert all(abs(p - share) < 0.2 * share + 0.01 for p in rates)

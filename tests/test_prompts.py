@@ -54,20 +54,21 @@ def chat(*turns):
 
 
 # -------------------------------------------------------------------------------- named templates
+Q = " {x} Q:\nA: "  # white space reaches the model, too
 EXPECTED = {
-    "reinforce-ada": chat(("system", BOXED), ("user", "{x} Q? " + STEPS)),
-    "qwen25-math-cot": chat(("system", BOXED), ("user", "{x} Q?")),
-    "qwen-boxed": chat(("system", "You are a helpful assistant."), ("user", "{x} Q?\n" + BOXED)),
-    "llama": chat(("user", "{x} Q?\n" + BOXED + "\n\n")),
-    "three-examples": chat(*prompts.TEMPLATES["three-examples"][:-1], ("user", "{x} Q?")),
-    "chat": chat(("user", "{x} Q?")),
-    "none": "{x} Q?",
+    "reinforce-ada": chat(("system", BOXED), ("user", Q + " " + STEPS)),
+    "qwen25-math-cot": chat(("system", BOXED), ("user", Q)),
+    "qwen-boxed": chat(("system", "You are a helpful assistant."), ("user", Q + "\n" + BOXED)),
+    "llama": chat(("user", Q + "\n" + BOXED + "\n\n")),
+    "three-examples": chat(*prompts.TEMPLATES["three-examples"][:-1], ("user", Q)),
+    "chat": chat(("user", Q)),
+    "none": Q,
 }
 
 
 @pytest.mark.parametrize("template", prompts.TEMPLATES)
 def test_templates_to_the_letter(qwen, template):
-    assert prompt(qwen, template, "{x} Q?") == EXPECTED[template]
+    assert prompt(qwen, template, Q) == EXPECTED[template]
 
 
 @pytest.mark.parametrize("template, content, starts", [
@@ -89,22 +90,18 @@ def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content,
 
 
 # ------------------------------------------------------------------------------------------ files
-def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path):
-    made = file(tmp_path, "mine.jinja", "Question: {{ problem }}\nAnswer:\n")
+@pytest.mark.parametrize("name, source, expected", [
+    ("mine.jinja", "Question: {{ problem }}\nAnswer:\n", "Question: {}\nAnswer:\n"),
+    ("ends.jinja", "{{ problem }}\n<think>\n\n", "{}\n<think>\n\n"),  # models were trained on it
+    ("block.jinja", "{% if problem %}{{ problem }}{% endif %}\n", "{}"),  # as after every block
+    ("cut.jinja", "{{ problem }}\n{#- no newline #}\n", "{}"),
+    ("marked.jinja", "\ufeff{{ problem }}", "{}"),  # as some editors save it
+    ("dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}", "01 Jan: {}"),  # on any day
+    ("chat.j2", QWEN, chat(("user", "{}")))])  # instead of the model's own
+def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path, name, source, expected):
+    template = file(tmp_path, name, source)
     for text in ("1+1=?", "{{ 7 * 7 }} {problem}"):
-        assert prompt(tokenizer, made, text) == f"Question: {text}\nAnswer:\n"
-    made = file(tmp_path, "ends.jinja", "{{ problem }}\n<think>\n\n")  # models were trained on it
-    assert prompt(tokenizer, made) == "1+1=?\n<think>\n\n"
-    made = file(tmp_path, "block.jinja", "{% if problem %}{{ problem }}{% endif %}\n")
-    assert prompt(tokenizer, made) == "1+1=?"  # as after every block
-    made = file(tmp_path, "cut.jinja", "{{ problem }}\n{#- no newline #}\n")
-    assert prompt(tokenizer, made) == "1+1=?"
-    made = file(tmp_path, "marked.jinja", "\ufeff{{ problem }}")  # as some editors save it
-    assert prompt(tokenizer, made) == "1+1=?"
-    made = file(tmp_path, "dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}")
-    assert prompt(tokenizer, made) == "01 Jan: 1+1=?"  # on any day
-    made = file(tmp_path, "chat.j2", QWEN)  # in the place of the model's own
-    assert prompt(tokenizer, made) == chat(("user", "1+1=?"))
+        assert prompt(tokenizer, template, text) == expected.replace("{}", text)
 
 
 def with_row(text, **row):
@@ -131,7 +128,7 @@ def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path, capsys):
     assert "does not show" not in capsys.readouterr().out
     add_prompts([with_row("a", choices=["b"]), with_row("b", choices=[])], tokenizer, same, 700)
     assert "same.jinja does not show the problem, such as 'a': write" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="are the same: template .* does not show the problem"):
+    with pytest.raises(SystemExit, match="same.jinja does not show the problem, such as 'a'"):
         add_prompts([with_row("a", choices=[]), with_row("b", choices=[])], tokenizer, same, 700)
     for source, expected in {"{{ row.a }}": True, "{{ row['a'] }}": True, "{{ problem }}": False,
                              "{{ rows }}": False}.items():
@@ -148,20 +145,6 @@ def test_the_template_of_the_page_shows_passage_and_choices(tokenizer, tmp_path)
     assert made.prompt == (
         "<|im_start|>user\nA pear grows.\n\nWhich?\n0) pear\n1) car\n<|im_end|>\n"
         "<|im_start|>assistant\n")
-
-
-QWEN3_END = (  # of Qwen3's own chat template
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}"
-    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}{%- endif %}")
-
-
-def test_a_jinja_file_can_set_what_a_chat_template_asks(tokenizer, tmp_path):
-    own = QWEN.partition("{% if")[0] + QWEN3_END
-    asked = "<|im_start|>user\n1+1=?<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt(tokenizer, file(tmp_path, "on.jinja", own)) == asked
-    off = file(tmp_path, "off.jinja", "{% set enable_thinking = false %}" + own)
-    assert prompt(tokenizer, off) == asked + "<think>\n\n</think>\n\n"
 
 
 # ----------------------------------------------------------------- instructions, said only once
@@ -191,66 +174,51 @@ def test_an_instruction_of_the_data_goes_only_where_the_template_gives_one(
     assert add_prompts(rewarded, qwen, chosen, 2000)[0].prompt == bare.replace("Why?", text)
 
 
-def test_white_space_around_a_problem_reaches_the_model(qwen):
-    assert prompt(qwen, "chat", " Q: x\nA: \n") == chat(("user", " Q: x\nA: \n"))
-    assert prompt(qwen, "none", " Q: x\nA: ") == " Q: x\nA: "
-
-
 # --------------------------------------------------------------------------- control tokens in data
-@pytest.mark.parametrize("text, found, own", [
-    ("2+5=?<|assistant|>\\boxed{9}<|endoftext|>", "<|assistant|>", True),
-    ("What does <|endoftext|> mean?", "<|endoftext|>", True),
-    ("<|im_start|>system\nHi<|im_end|>", "<|im_start|>", False),
-    ("<s>[INST] <<SYS>>\nHi\n<</SYS>>\n\n2+5=? [/INST]", "[INST]", False),
-    ("<|start_header_id|>x<|end_header_id|>\n\n2+5=?<|eot_id|>", "<|start_header_id|>", False),
-    ("<start_of_turn>user\n2+5=?<end_of_turn>\n", "<start_of_turn>", False),
-    ("[INST]2+5=?[/INST]", "[INST]", False), ("<|system|>\nx<|end|>", "<|system|>", False),
-    ("<|system|>\nx</s>\n", "<|system|>", False),
-    ("<\uff5cUser\uff5c>2+5=?<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>", False),
-    ("Is 2 < 5 | 5 > 2? <b>Why</b>? [1]", "", False)])
-def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, text, found, own):
+@pytest.mark.parametrize("text, token", [
+    ("2+5=?<|assistant|>\\boxed{9}<|endoftext|>", "<|assistant|>"),  # this model's
+    ("What does <|endoftext|> mean?", "<|endoftext|>"),
+    ("<|im_start|>system\nHi<|im_end|>", "<|im_start|>"),  # of others
+    ("<s>[INST] <<SYS>>\nHi\n<</SYS>>\n\n2+5=? [/INST]", "[INST]"),
+    ("<|start_header_id|>x<|end_header_id|>\n\n2+5=?<|eot_id|>", "<|start_header_id|>"),
+    ("<start_of_turn>user\n2+5=?<end_of_turn>\n", "<start_of_turn>"),
+    ("[INST]2+5=?[/INST]", "[INST]"), ("<|system|>\nx<|end|>", "<|system|>"),
+    ("<|system|>\nx</s>\n", "<|system|>"),
+    ("<\uff5cUser\uff5c>2+5=?<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>"),
+    ("Is 2 < 5 | 5 > 2? <b>Why</b>? [1]", "")])
+def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, text, token):
     add_prompts(asked(text, "1+1=?", text + "2"), tokenizer, "chat", 700)
     said = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert len(said) == bool(found)
-    if found:
-        kind = "control tokens of this" if own else "turn markers of another"
-        assert f"there are {kind} model in 2 of 3 problems" in said[0]
-        assert f"such as {found} in " in said[0] and "--template none" in said[0]
+    assert len(said) == bool(token)
+    if token:
+        assert "there are control tokens in 2 of 3 problems" in said[0]
+        assert f"such as {token} in " in said[0] and "--template none" in said[0]
 
 
-def test_control_tokens_in_a_column_that_is_shown_are_found_too(tokenizer, tmp_path, capsys):
+def test_control_tokens_in_a_column_that_is_shown_are_counted_too(tokenizer, tmp_path, capsys):
     template = str(file(tmp_path, "pick.jinja", "{{ problem }}{{ row.passage }}"))
     add_prompts([with_row("Who?", passage="It ends.<|endoftext|>")], tokenizer, template, 700)
-    said = capsys.readouterr().out
-    assert "in 1 of 1 problem, such as <|endoftext|> in" in said and "It ends.<|end" in said
+    assert "in 1 of 1 problem, such as <|endoftext|> in" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
-    ("{{ messages[0].content[:5] }}", "prompts of '1+1=?' and '1+1=?+1' are the same"),
-    (None, "no chat template for chat: use --template none")])
+    ("{{ question }}", "chat does not show the problem, such as '1+1=?'"),
+    (None, "tokenizer.chat_template is not set")])
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template
     with pytest.raises(SystemExit) as stop:
-        add_prompts(asked("1+1=?", "1+1=?+1"), tokenizer, "chat", 50)
+        add_prompts(asked("1+1=?", "1+2=?"), tokenizer, "chat", 50)
     assert words in str(stop.value) and "--template" in str(stop.value)
+    assert "take none, which needs no chat template" in str(stop.value)
     assert str(stop.value).isprintable()
 
 
-def test_a_turn_that_the_chat_template_leaves_out_is_named(qwen, capsys):
-    prompt(qwen, "qwen25-math-cot")
-    assert "WARNING" not in capsys.readouterr().out
-    prompt(make.build_tokenizer(), "qwen25-math-cot")
-    said = capsys.readouterr().out
-    assert "leaves out a turn: 'Please reason step by step" in said
-    assert "add --template chat, which leaves the problem alone" in said
-
-
-def test_problems_that_differ_in_spaces_alone_may_have_one_prompt(tokenizer):
+def test_a_chat_template_may_strip_white_space(tokenizer):
     tokenizer.chat_template = "{{ messages[0].content | trim }}"
-    assert len(add_prompts(asked("1+1=?", "1+1=? ", "1+1=?"), tokenizer, "chat", 50)) == 3
+    assert len(add_prompts(asked(" 1+1=?", "1+1=? "), tokenizer, "chat", 50)) == 2
 
 
 # ------------------------------------------------------------------------------ counted and shown
@@ -288,9 +256,6 @@ LAYOUTS = {
                   ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], "<|end_of_text|>",
                   "<|end_of_text|> <|finetune_right_pad_id|> <|start_header_id|> <|eom_id|> "
                   "<|eot_id|>", LLAMA, "<|end_of_text|> <|eom_id|> <|eot_id|>"),
-    "Qwen2.5-Instruct": ("<|im_end|>", "<|endoftext|>", ["<|im_end|>", "<|endoftext|>"],
-                         "<|im_end|>", "<|endoftext|> <|im_start|> <|im_end|> <tool_call>", QWEN,
-                         "<|endoftext|> <|im_end|>"),
     "Qwen2.5-Math": ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "<|endoftext|>",
                      "<|endoftext|> <|im_start|> <|im_end|>", QWEN, "<|endoftext|> <|im_end|>"),
     "Mistral": ("</s>", "[PAD]", None, "</s>", "<s> </s> [INST] [/INST] [PAD]", MISTRAL, "</s>"),
@@ -370,7 +335,7 @@ def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
 
 
 # -------------------------------------------------------------------------- beyond the embedding
-def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path):
+def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path, capsys):
     """Not a tokenizer with more tokens than the model, as long as none is in a prompt: such an
     end cannot be written."""
     path, words = model_with(tmp_path / "model", *LAYOUTS["Qwen2.5-Math"][:-1])
@@ -389,5 +354,5 @@ def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path):
     for name in ("config.json", "generation_config.json"):
         stored = json.loads((tmp_path / "model" / name).read_text()) | config
         (tmp_path / "model" / name).write_text(json.dumps(stored))
-    with pytest.raises(SystemExit, match="no token that ends an answer.*--stop"):
-        stop_ids(path, words, "chat")
+    assert ends_of(path, words) == set()
+    assert "an answer ends at no token, so name one with --stop TOKEN" in capsys.readouterr().out

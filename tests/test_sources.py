@@ -5,10 +5,8 @@ import os
 import subprocess
 import sys
 import threading
-from datetime import datetime
 from decimal import Decimal
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,7 +28,9 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
 
 # ------------------------------------------------------------------------------------------- files
 @pytest.mark.parametrize("name, content", [
-    ("list.json", json.dumps(ROWS, indent=1)), ("lines.json", "\n\n".join(map(json.dumps, ROWS))),
+    ("list,of.json", json.dumps(ROWS, indent=1)), ("lines.txt", "\n\n".join(map(json.dumps, ROWS))),
+    ("pretty.json", "\n".join(json.dumps(row, indent=1) for row in ROWS)),
+    ("wrapped.json", json.dumps(dict(version=1, data=ROWS), indent=1)),
     ("mark.jsonl", "\ufeff" + "\r\n\r\n".join(map(json.dumps, ROWS))),
     ("break.jsonl", "\n".join(json.dumps(row | dict(note="a\u2028b"), ensure_ascii=False)
                               for row in ROWS)),  # a line's end for Python, not for JSON
@@ -40,7 +40,6 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
     ("tabs.csv", "question\tANSWER\np\t1\nq\t2"), ("below.csv", "\r\n \nproblem,answer\np,1\nq,2"),
     ("index.csv", "\n\tproblem\tanswer\n0\tp\t1\n1\tq\t2"),  # a first column without a name
     ("excel.csv", "\ufeff\nsep=;\n\nproblem;answer\np;1\nq;2"),
-    ("spaced.csv", "problem, answer,,\np,1\nq,2"),
     ("spaced.csv", "problem, answer,,\np,1\nq,2"), ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2"),
     ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2\n2,r,\n3,,4\n"),  # numbers of rows are no golds
     pytest.param("long.csv", 'problem,answer,note\np,1,"a,\n' + 200_000 * "b" + '"\nq,2,c',
@@ -48,42 +47,31 @@ VERL = dict(prompt=TWO_TURNS, reward_model=dict(ground_truth=["1", "2"]))
 ])
 def test_files_of_text(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    assert [found.problem for found in load_problems(str(tmp_path / name))] == ["p", "q"]
+    assert [problem.problem for problem in load_problems(str(tmp_path / name))] == ["p", "q"]
 
 
-@pytest.mark.parametrize("rows, text, gold, whole", [
-    ([VERL], "second", "1, 2", VERL),
-    ([dict(problem="ü".encode(), answer=b"5"), dict(problem=b"\xff", answer=b"6")],  # of bytes
-     "ü", "5", dict(problem="ü", answer="5"))])
-def test_parquet(tmp_path, rows, text, gold, whole):
+@pytest.mark.parametrize("row, text, gold, whole", [
+    (VERL, "second", "1, 2", VERL),
+    (dict(problem="ü".encode(), answer=b"5"), "ü", "5", dict(problem="ü", answer="5"))])  # of bytes
+def test_parquet(tmp_path, row, text, gold, whole):
     parquet, file = pytest.importorskip("pyarrow.parquet"), tmp_path / "set.parquet"
+    rows = [row, dict(problem=b"\xff", answer=b"6")] if text == "ü" else [row]
     parquet.write_table(sys.modules["pyarrow"].Table.from_pylist(rows), file)
-    for whole_rows, kept in ((False, {}), (True, whole)):
-        found, = load_problems(str(file), whole_rows=whole_rows)
-        assert (found.problem, found.answer, found.row) == (text, gold, kept)
+    (problem,) = load_problems(str(file), whole_rows=True)
+    assert (problem.problem, problem.answer, problem.row) == (text, gold, whole)
 
 
-@pytest.mark.parametrize("kind", ["NotImplementedError", "CapacityError", "TypeError", "KeyError"])
+@pytest.mark.parametrize("kind", ["NotImplementedError", "KeyError"])
 def test_what_arrow_cannot_read_is_one_sentence(tmp_path, monkeypatch, kind):
     arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
 
-    why = "Nested data conversions not implemented for chunked array outputs"
-    parquet.write_table(arrow.Table.from_pylist(ROWS), tmp_path / "set.parquet")
-    monkeypatch.setattr(parquet.ParquetFile, "read", mock.Mock(
-        side_effect=getattr(arrow.lib, f"Arrow{kind}")(why)))
-    with pytest.raises(SystemExit, match=why):
+    def read(path):
+        raise getattr(arrow.lib, f"Arrow{kind}")("Nested data conversions not implemented")
+
+    (tmp_path / "set.parquet").touch()
+    monkeypatch.setitem(sources.READERS, ".parquet", read)
+    with pytest.raises(SystemExit, match="set.parquet: .*Nested data conversions not implemented"):
         load_problems(str(tmp_path / "set.parquet"))
-
-
-@pytest.mark.parametrize("content, why", [
-    (dict(data=ROWS), "one object with a list in 'data'"),
-    (dict(problem=["p", "q"], answer=["1", "2"]), "1 without a problem.*problem, answer")])
-def test_a_whole_file_that_is_one_object_is_told_what_to_be(tmp_path, content, why):
-    """Its first line alone is no JSON, but that is not what is wrong."""
-    (tmp_path / "set.json").write_text(json.dumps(content, indent=1))
-    with pytest.raises(SystemExit, match=why):
-        load_problems(str(tmp_path / "set.json"))
 
 
 # --------------------------------------------------------------------- golds that are numbers
@@ -144,10 +132,9 @@ def test_a_gold_of_a_parquet_file_is_the_shortest_text_that_is_this_number(
 def test_decimals_and_gaps_of_a_parquet_file(tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     golds = ["1234.56", "0", "", "1234567890123456789012345678.1234", "-3"]
-    decimals = [Decimal(gold) if gold else None for gold in golds]
+    decimals = pa.array([Decimal(gold) if gold else None for gold in golds], pa.decimal128(38, 4))
     floats = pa.array([1234.56, 0, None, float("nan"), -3], pa.float32())
-    table = pa.table(dict(answer=pa.array(decimals, pa.decimal128(38, 4)), few=floats))
-    parquet.write_table(table, tmp_path / "set.parquet")
+    parquet.write_table(pa.table(dict(answer=decimals, few=floats)), tmp_path / "set.parquet")
     rows = read_file(str(tmp_path / "set.parquet"))
     assert [find_gold(row) for row in rows] == golds
     assert [find_gold(row, "few") for row in rows] == ["1234.56", "0", "", "", "-3"]
@@ -161,7 +148,7 @@ def test_a_number_of_a_data_set_on_the_hub_is_its_own_gold(monkeypatch):
     made = datasets.Dataset.from_dict(
         dict(problem=["p", "q"], answer=[1234.56, 6.022e23], more=[[0.1], []]), features=kinds)
     monkeypatch.setattr(sources, "ask_hub", lambda repo: None)
-    monkeypatch.setattr(sources, "load_from_hub", lambda *_: dict(train=made))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: dict(train=made))
     one, two = load_problems("me/numbers", whole_rows=True)
     assert (one.answer, two.answer) == ("1234.56", r"6.022 \times 10^{23}")
     assert one.row == dict(problem="p", answer=1234.56, more=[0.1])
@@ -222,11 +209,10 @@ def test_names_lead_to_splits_for_training_and_evaluation(hub):
     assert load_problems("openai/gsm8k:main@test")[0].problem == "b"
     assert load_problems("me/only_train", for_training=False)[0].problem == "c"
     assert load_problems("me/odd@amc")[0].problem == "e"
-    with pytest.raises(SystemExit,
-                       match="no split train, only aime, amc: name one, as in me/odd@aime"):
+    with pytest.raises(SystemExit, match="no split train, only aime, amc. .*me/odd:CONFIG@SPLIT"):
         load_problems("me/odd")
     assert load_problems("me/x:cn")[0].source == "me/x:cn"
-    with pytest.raises(SystemExit, match="'en', 'cn'.*Write a config as me/x:CONFIG"):
+    with pytest.raises(SystemExit, match="'en', 'cn'.*config or a split as me/x:CONFIG"):
         load_problems("me/x")
     names = ["ra-math500", "ra-minerva", "ra-olympiadbench", "ra-aime-like"]
     for name in names:
@@ -335,8 +321,7 @@ def test_named_columns_win_also_nested():
 
 @pytest.mark.parametrize("raw, gold", [
     ("#### 1,234", "1,234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"),
-    ("033", "033"), (datetime(2024, 1, 5), "2024-01-05"),
-    ("from 12:00:00 to 00:00:00", "from 12:00:00 to 00:00:00"),
+    ("033", "033"),
     ("$\\frac12$.", "\\frac12"), ("\\$32.50", "32.50"), ("$69$,$84$", "69,84"),
     (["1", "$2$"], "1, 2"), ("so #### 6.022e+23", r"6.022 \times 10^{23}"), ("e5", "e5"),
     ([1e-7, 2.0], r"1 \times 10^{-7}, 2"), ("1e5 m", "1e5 m"), (Decimal("0E-9"), "0"),
@@ -363,8 +348,8 @@ def test_an_instruction_is_taken_off_only_where_nothing_follows():
 
 
 @pytest.mark.parametrize("text", [" 7+5=?", "7+5=?\n", "Q:  \n A: ", "\tx"])
-def test_white_space_around_a_problem_stays(text, tmp_path):
+def test_white_space_around_a_problem_stays(text):
     for row in (dict(problem=text), dict(prompt=[dict(role="user", content=text)]),
-                dict(prompt=f"<|im_start|>user\n{text}<|im_end|>\n")):
+                dict(prompt=f"<|im_start|>user\n{text}<|im_end|>\n"),
+                dict(problem="  \n", question=text)):  # which the first lacks
         assert find_problem(row) == text
-    assert find_problem(dict(problem="  \n", question=text)) == text  # which the first lacks
