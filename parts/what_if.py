@@ -4,10 +4,10 @@ ada_sampler.py itself is asked: it gets the same answers in the same order. A ru
 draws than were recorded is unknown. The rules that share out a step's draws among its prompts are
 left out, for a log need not hold all prompts of a step.
 """
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
-from ada_sampler import RULES, Collector, SamplerConfig, settle
+from ada_sampler import RULES, Collector, SamplerConfig, fill_missing, set_advantages
 from parts.grader import NO_VERDICT
 from parts.plot import is_number
 
@@ -57,7 +57,9 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
     except PoolEnds:
         return None
     (group,) = collector.groups
-    settle(group, config)
+    for s, reward in zip(group.pool, fill_missing([s.reward for s in group.pool])):
+        s.reward = reward
+    set_advantages(group, config)
     rows = group.rows()
     return dict(
         outcome=group.outcome, rounds=group.rounds, draws=len(group.pool),
@@ -80,8 +82,8 @@ def add_to(run: dict, sizes: dict | None = None) -> None:
     group["what_if"] {rule: its fate}
     """
     own = sampler_settings(run["config"])
-    rules = {name: make for name, make in RULES.items() if not make(own).allocates}
-    run["rule"] = rules[own.sampler](own)._asdict() if own.sampler in rules else None
+    rules = [name for name in RULES if not replace(own, sampler=name).rule.allocates]
+    run["rule"] = own.rule._asdict() if own.sampler in rules else None
     sizes = {size: getattr(own, size) for size in ("n", "M", "N")} | (sizes or {})
     configs = {name: sampler_settings(run["config"] | sizes | dict(sampler=name)) for name in rules}
     refused = {name: refusal(config) for name, config in configs.items()}

@@ -214,7 +214,7 @@ def by_the_objective(s, config):
     columns = s["theta"], s.get("old", s["theta"]), s["mu"]
     theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in columns)
     theta.requires_grad_()
-    with mock.patch.object(minirl, "DELTA", config.get("delta", minirl.DELTA)):
+    with mock.patch.object(minirl, "DPPO_DELTA", config.get("delta", minirl.DPPO_DELTA)):
         term, mask, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
                                          SimpleNamespace(**config))
     (push,) = torch.autograd.grad(term.sum(), theta)
