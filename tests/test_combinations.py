@@ -107,7 +107,9 @@ def test_whatever_is_accepted_trains(axes):
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values))
         sentence = refusal(**settings)
-        assert bool(sentence) == cannot_work(settings), (settings, sentence)
+        assert bool(sentence) == cannot_work(settings), (
+            f"{settings}: refused with {sentence!r}; what your own rule or objective cannot be "
+            "combined with belongs into cannot_work of tests/test_combinations.py")
         pairs = set(itertools.combinations(settings.items(), 2))
         if not sentence and not pairs <= met:
             met |= pairs

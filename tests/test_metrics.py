@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ada_sampler import Group, Sample, set_advantages
+from ada_sampler import RULES, Group, Sample, set_advantages
 from explore import OF_TOKENS
 from minirl import Row, objective, train_step
 from models import make
-from parts.config import Config
+from parts.config import OBJECTIVES, Config
 from parts.folder import append
 from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
                            why_broken)
@@ -107,13 +107,13 @@ def trained(rows):
 
 FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # so far that tokens are stopped
 SAMPLING = [
-    {}, dict(sampler="uniform"), dict(sampler="ada-est"),
-    dict(sampler="dapo", batch_prompts=5, seed=1), dict(sampler="ada-pos"), dict(sampler="gvm"),
+    *(dict(sampler=name) for name in RULES if name != "dapo"),
+    dict(sampler="dapo", batch_prompts=5, seed=1),
     dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True),
     dict(judge=silent)]  # a step without signal
 WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log")]
 UPDATING = [
-    {}, dict(objective="grpo"), dict(objective="cispo"), dict(importance="none"),
+    *(dict(objective=name) for name in OBJECTIVES), dict(importance="none"),
     dict(importance="staleness", weight_cap=1.0), dict(clip=False),
     dict(mask="dppo", mini_batches=6), dict(mask="icepop"), dict(length_norm="response"),
     dict(length_norm="batch"), dict(replay="r2"), dict(replay="r3")]
