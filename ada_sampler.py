@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Callable, Literal, NamedTuple
 
-# ada-est: v3 gives no values, so these are this project's choice.
+# For the last section. ada-est: v3 gives no values, so these are this project's choice.
 EST_DECAY = 0.9  # what a visit to a prompt leaves of its older counts, for the policy moves
 EST_ALPHA, EST_BETA = 0.5, 0.5  # Beta prior of a pass rate (Jeffreys')
 EST_EPS = 0.01  # in 1/sqrt(p + eps): bounds draws and weight of a prompt that is never solved
@@ -295,7 +295,7 @@ def set_advantages(group: Group, config: SamplerConfig) -> None:
             return
         group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
-    group.baseline = mean(rewards)
+    group.baseline = mean(rewards)  # for the log: `advantages` subtracts the same mean
     if group.outcome != RESOLVED and rule.drops:
         return
     # n of each prompt, so that each counts the same however many it took to find them. Rules that

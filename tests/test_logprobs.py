@@ -102,9 +102,6 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(kind, dtype):
     with LargestTensor() as seen:
         ChunkedLogprobs.apply(h, head, target, 1.0, 16)[0].sum().backward()
     assert seen.largest == 16 * 5000 < 512 * 5000
-    with LargestTensor() as seen:  # the instrument does see such a tensor when there is one
-        plain(h, head, target, 1.0)[0].sum().backward()
-    assert seen.largest == 512 * 5000
 
 
 # ------------------------------------------------------------------------------ rows of a policy
@@ -143,27 +140,25 @@ def test_head_gradient_norms_equal_autograd(temperature):
     """GVM's G without a backward pass, against the real gradient of the head."""
     trained = policy(tie_word_embeddings=False)
     head = trained.get_base_model().lm_head.weight.requires_grad_()
-    for row in rows_of((12, 3), (30, 29), (18, 1)):
-        norm = head_gradient_norm(trained, row, temperature, chunk=10)
+    for row in rows_of((12, 3), (200, 29), (18, 1)):
+        with LargestTensor() as seen:
+            norm = head_gradient_norm(trained, row, temperature, chunk=10)
+        assert seen.largest < 171 * 384  # never tokens x vocabulary
         log_pi = plain_logprobs(trained, row, temperature).sum()
         wanted = torch.autograd.grad(log_pi, head)[0].norm().item()
         torch.testing.assert_close(norm, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_sampling():
-    trained = policy()
+    trained, pilots = policy(), [(True, [5, 6]), (False, [7]), (True, [9])]
     groups = [
         SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 3]), pool=[
             SimpleNamespace(correct=correct, rollout=SimpleNamespace(token_ids=ids))
             for correct, ids in pool])
-        for pool in ([(True, [5, 6]), (False, [7]), (True, [9])], [(False, [8, 2])])]
+        for pool in (pilots, [(False, [8, 2])])]
     right = [Sequence([1, 3, *ids], 2) for ids in ([5, 6], [9])]
     expected = sum(head_gradient_norm(trained, row, 0.5) for row in right) / 2
     assert gvm_norms(trained, groups, 0.5) == [pytest.approx(expected), 0.0]
-    long = Sequence(torch.randint(300, (200,)).tolist(), 1)
-    with LargestTensor() as seen:
-        head_gradient_norm(trained, long, 1.0, chunk=8)
-    assert seen.largest < 199 * 384  # never tokens x vocabulary
 
 
 @given(st.lists(st.tuples(st.integers(2, 60), st.integers(1, 60)), min_size=1, max_size=30),
@@ -179,7 +174,6 @@ def test_micro_batches_keep_to_their_tokens_and_little_of_them_is_padding(sizes,
 
 
 def test_micro_batches_are_as_large_as_their_limits_allow():
-    equal = [Sequence([0] * 30, 9) for _ in range(7)]
-    assert [len(batch) for batch in micro_batches(equal, tokens=150)] == [5, 2]
-    slightly_longer = [Sequence([0] * length, 1) for length in (19, 20, 20, 20, 40)]
-    assert [len(batch) for batch in micro_batches(slightly_longer, 300)] == [4, 1]
+    for lengths, tokens, sizes in (([30] * 7, 150, [5, 2]), ([19, 20, 20, 20, 40], 300, [4, 1])):
+        rows = [Sequence([0] * length, 9) for length in lengths]
+        assert [len(batch) for batch in micro_batches(rows, tokens)] == sizes
