@@ -33,7 +33,7 @@ prompt that is never solved: docs/sampling.md.
 **Use it** in another trainer: this file needs only the standard library (examples/own_loop.py).
 `collect` takes an engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a
 grader with submit(key, problem, rollout) and result(key) -> verdict with .reward and .status.
-Rewards may be any number; NaN means that there is no verdict. Then `set_advantages` for each group.
+Rewards may be any number; NaN means that there is no verdict. Then call `set_advantages` for each.
 
 Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.02391; DAPO is
 2503.14476. Symbols are theirs: n, M, N, tau, p (a prompt's pass rate).
