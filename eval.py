@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ada_sampler import without_verdict
+from ada_sampler import fill_missing
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_problems, load_sets, still_held_out)
@@ -109,7 +109,7 @@ def in_order(rows, problems, k: int) -> list[dict | None]:
 def with_rewards(rows: list[dict]) -> list[dict]:
     """The rows, with a reward also where the grader failed: 0, or the lowest of all if lower."""
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
-    return [row | dict(reward=reward) for row, reward in zip(rows, without_verdict(rewards))]
+    return [row | dict(reward=reward) for row, reward in zip(rows, fill_missing(rewards))]
 
 
 # --------------------------------------------------------------------------------------- statistics

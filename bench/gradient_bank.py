@@ -71,14 +71,14 @@ def fill() -> None:
 def answers(problem, run) -> tuple:
     """(rows, rewards [64]) of fresh answers to one problem, which decides their seed."""
     from parts.engine import WatchedEngine, seed_everything
-    from parts.logprobs import Row
+    from parts.logprobs import Sequence
 
     seed_everything(random.Random(str(problem.id)))
     engine = WatchedEngine(run.engine, run.config.max_tokens)
     settings = replace(run.config, sampler="uniform", n=DRAWS)
     group, = collect([problem], settings, engine, run.grader)
     ids = problem.prompt_ids
-    rows = [Row(ids + s.rollout.token_ids, len(ids), [], 1.0) for s in group.pool]
+    rows = [Sequence(ids + s.rollout.token_ids, len(ids)) for s in group.pool]
     return rows, np.array([s.reward for s in group.pool])
 
 

@@ -40,7 +40,7 @@ HOMES = {  # lab -> its functions, each with the module (and class) that has the
     "lab_2": {"response_states": "parts.logprobs", "token_logprobs": "parts.logprobs"},
     "lab_3": {"exit_test": "ada_sampler", "keep": "ada_sampler"},
     "lab_4": {"row_weights": "ada_sampler", "allocate_gvm": "ada_sampler"},
-    "lab_5": {"importance_weight": "minirl", "objective": "minirl", "set_scales": "minirl"},
+    "lab_5": {"importance_weight": "minirl", "objective": "minirl", "set_norms": "minirl"},
     "lab_6": {"hook": "parts.routing_replay:RoutingReplay",
               "agreement": "parts.routing_replay:RoutingReplay"},
     "lab_7": {"extract_answer": "rewards", "exact": "verifier.answers"},

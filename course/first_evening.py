@@ -124,7 +124,7 @@ print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=Fal
 # What is missing here                                 and where it is
 #   all prompts and rounds at the same time             ada_sampler.py: Collector; parts/engine.py
 #   other rules of sampling, budgets                    ada_sampler.py: RULES
-#   several optimizer steps per batch, so a mask        minirl.py: objective, old_logprobs
+#   several optimizer steps per batch, so a mask        minirl.py: objective, add_old_logprobs
 #   engine and trainer that differ: importance weights  minirl.py: importance_weight
 #   an adapter, where here all weights are trained      parts/policy.py: load_policy
 #   many rows at once, and no [T, vocabulary] tensor    parts/logprobs.py

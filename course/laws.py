@@ -9,7 +9,7 @@ from collections import Counter, namedtuple
 from statistics import NormalDist
 from typing import NamedTuple
 
-from ada_sampler import Group, Sample, SamplerConfig, exit_test, settle
+from ada_sampler import Group, Sample, SamplerConfig, exit_test, set_advantages
 
 Phi = NormalDist().cdf
 Coin = namedtuple("Coin", "id p")  # a prompt that is solved with probability p
@@ -57,11 +57,11 @@ def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
 
 
 def group_of(p: float, right: int, wrong: int, outcome: str, config: SamplerConfig) -> Group:
-    """A closed group with these counts, settled by the project: kept, compared, weighed."""
+    """A closed group with these counts, with what the project keeps of it and its advantages."""
     pool = [Sample(i, 0, reward=float(i < right), status="", correct=i < right)
             for i in range(right + wrong)]
     group = Group(0, Coin(0, p), pool, 1, outcome)
-    settle(group, config)
+    set_advantages(group, config)
     return group
 
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect
+from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect, set_advantages
 from course.laws import Coin, effective_weight
 from parts.config import check_sampler
 
@@ -60,6 +60,8 @@ def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -
     for _ in range(visits if config.sampler == "ada-est" else 1):
         groups = collect(
             coins, config, engine, grader, estimator=estimator, more=lambda: draw.choice(coins))
+    for group in groups:
+        set_advantages(group, config)
     return groups
 
 

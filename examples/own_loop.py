@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # not needed once it is installed
 
-from ada_sampler import SamplerConfig, collect  # noqa: E402
+from ada_sampler import SamplerConfig, collect, set_advantages  # noqa: E402
 
 
 class Engine:  # here a problem is its pass rate, and an answer is a coin
@@ -35,6 +35,7 @@ class Grader(dict):
 
 config = SamplerConfig(sampler="ada-balance", n=4, M=8, N=4)
 for group in collect([0.05, 0.5, 0.95], config, Engine(), Grader()):
+    set_advantages(group, config)  # keeps n answers; reward - mean of the whole pool
     print(f"p = {group.problem}: {len(group.pool)} draws, {group.outcome}, "
           f"baseline {group.baseline:.2f}")
     for sample, coefficient in group.rows():  # n of them; coefficient = advantage * weight

@@ -6,7 +6,8 @@ step's draws to its prompts are left out, for a log need not hold all prompts of
 import math
 from dataclasses import fields, replace
 
-from ada_sampler import RULES, Group, Sample, SamplerConfig, exit_test, settle
+from ada_sampler import (RULES, Group, Sample, SamplerConfig, exit_test, fill_missing,
+                         set_advantages)
 from explorer.panels import is_number
 from parts.folder import NO_VERDICT
 
@@ -59,7 +60,9 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
         group.pool = [as_sample(i, pool[i], config) for i in range(draws)]
         correct = sum(s.correct for s in group.pool)
         group.outcome = exit_test(correct, draws - correct, group.rounds, config)
-    settle(group, config)
+    for sample, reward in zip(group.pool, fill_missing([s.reward for s in group.pool])):
+        sample.reward = reward
+    set_advantages(group, config)
     rows = group.rows()
     return dict(
         outcome=group.outcome, rounds=group.rounds, draws=draws, baseline=group.baseline,

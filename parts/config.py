@@ -292,9 +292,8 @@ def check_sampler(config: SamplerConfig) -> None:
 
 
 def unread(sampler: str) -> set[str]:
-    """The settings that only other samplers read: the code of a rule names those that it reads."""
-    read = {name: {*rule.__code__.co_names} for name, rule in RULES.items()}
-    return {f.name for f in fields(SamplerConfig)} & set.union(*read.values()) - read[sampler]
+    """The settings that only other samplers read."""
+    return {name for row in RULES.values() for name in row.reads} - {*RULES[sampler].reads}
 
 
 def given(config, *names: str) -> bool:

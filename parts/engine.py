@@ -47,7 +47,6 @@ class Rollout:
     routes: object = None  # [prompt + T - 1, layers, k], the tokens' experts; see routing_replay.py
     submitted: int = 0  # when, in engine steps of this training step; for the log, like the next
     finished: int = 0
-    row: object = None  # the trainer's row (logprobs.Row) if the sample is kept
     tokenizer: object = field(default=None, repr=False)  # the engine's, for `raw`
 
     @property

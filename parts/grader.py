@@ -11,7 +11,7 @@ in one child, with the limits of one. What it answers in time, a new child would
 caches can spare was computed within that time. Where it fails, a new child is asked.
 
 A question without an answer has a status of NO_VERDICT (docs/rewards.md) and NaN as its reward:
-the sampler (`without_verdict`) sees to it that no model gains by making its grader fail.
+the sampler (`fill_missing`) sees to it that no model gains by making its grader fail.
 
 CPU time is limited, not the clock's: a busy machine must give the same verdicts as an idle one.
 """

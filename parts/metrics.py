@@ -86,12 +86,12 @@ def diagnostics(rows: list, config) -> dict:
     KL(mu || pi_old) in nats per token: does the engine sample what the trainer thinks?
     """
     seen = {name: torch.cat([getattr(row, name).cpu() for row in rows]).double()
-            for name in ("old", "mask", "weight", "entropy")}
-    seen["mu"] = torch.tensor([x for row in rows for x in row.mu]).double()
-    seen["coefficient"] = torch.tensor([row.coefficient for row in rows for _ in row.mu])
+            for name in ("old_logprobs", "mask", "weight", "entropy")}
+    mu_T = torch.tensor([x for row in rows for x in row.mu_logprobs]).double()
+    seen["coefficient"] = torch.tensor([row.coefficient for row in rows for _ in row.mu_logprobs])
     if rows[0].agrees is not None:  # [T, MoE layers]
         seen["agrees"] = torch.cat([row.agrees for row in rows]).double()
-    gap_T, weight_T = seen["mu"] - seen["old"], seen["weight"]
+    gap_T, weight_T = mu_T - seen["old_logprobs"], seen["weight"]
     values = dict(
         entropy_trained=seen["entropy"].mean(),
         kl_k1=gap_T.mean(),  # noisy and sometimes negative
@@ -160,18 +160,18 @@ def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
         length=len(rollout.token_ids), kept=kept is not None) | s.parts
     if kept:
         row |= dict(advantage=kept[0], coefficient=kept[1])
-    if rollout.row is not None and rollout.row.theta is not None:
-        row |= token_columns(rollout.row, rollout.token_ids, tokenizer)
+    if s.row is not None and s.row.theta_logprobs is not None:
+        row |= token_columns(s.row, rollout.token_ids, tokenizer)
     return row
 
 
 def token_columns(row, token_ids: list[int], tokenizer) -> dict:
     """What the update computed for each token. pi_old only where it differs from pi_theta."""
-    columns = dict(scale=row.scale, mini=row.mini_batch, ids=token_ids,
-                   tokens=pieces(token_ids, tokenizer), mu=numbers(row.mu),
-                   theta=numbers(row.theta.tolist()))
-    if not torch.equal(row.old, row.theta):
-        columns["old"] = numbers(row.old.tolist())
+    columns = dict(scale=row.norm, mini=row.mini_batch, ids=token_ids,
+                   tokens=pieces(token_ids, tokenizer), mu=numbers(row.mu_logprobs),
+                   theta=numbers(row.theta_logprobs.tolist()))
+    if not torch.equal(row.old_logprobs, row.theta_logprobs):
+        columns["old"] = numbers(row.old_logprobs.tolist())
     columns |= dict(
         mask="".join("1" if x else "0" for x in row.mask.tolist()),
         weight=numbers(row.weight.tolist()),

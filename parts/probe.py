@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import torch
 
-from parts.logprobs import Row, micro_batches, store_on_rows, token_logprobs
+from parts.logprobs import Sequence, micro_batches, split_by_row, token_logprobs
 
 MOST_TOKENS = 4096  # in all texts, prompts included: a check should take one per cent of a step
 ON_CPU = 1024  # the same on a CPU, for a model that is not built in
@@ -100,10 +100,9 @@ class Probe:
         self.engine, self.policy, self.limits = engine, policy, limits
         small = sum(p.numel() for p in policy.parameters()) < 10**7
         self.tokens = MOST_TOKENS if small or policy.device.type == "cuda" else ON_CPU
-        self.rows = self.write_texts(problems, min(LONGEST, max_tokens))
+        self.rows, sampled_T = self.write_texts(problems, min(LONGEST, max_tokens))
         print(f"probe: do trainer and engine hold the same policy? {len(self.rows)} texts, "
               f"{len(layers_of(policy))} layers", flush=True)
-        sampled_T = torch.tensor([x for row in self.rows for x in row.mu])
         with policy.disable_adapter():
             gaps = self.require_close(sampled_T, self.trainer(temperature))
             self.begin(self.trainer(), self.of_engine())
@@ -118,23 +117,26 @@ class Probe:
         self.last = self.start  # at the last sync by which the policy had clearly moved
         self.before = self.start  # at the last sync
 
-    def write_texts(self, problems, max_tokens: int) -> list[Row]:
-        """The engine's responses to as many problems as the limit allows; one at least."""
-        empty = [Row(problem.prompt_ids + [0] * max_tokens, len(problem.prompt_ids), [], 0.0)
+    def write_texts(self, problems, max_tokens: int) -> tuple[list[Sequence], torch.Tensor]:
+        """The engine's responses to as many problems as the limit allows, one at least, and their
+        log-probs [T].
+        """
+        empty = [Sequence(problem.prompt_ids + [0] * max_tokens, len(problem.prompt_ids))
                  for problem in problems]
         texts = [row.ids[:row.prompt_length] for row in first(empty, self.tokens)]
         rollouts = self.engine.generate(texts, n=1, max_tokens=max_tokens)
-        return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
-                for ids, (r,) in zip(texts, rollouts)]
+        rows = [Sequence(ids + r.token_ids, len(ids)) for ids, (r,) in zip(texts, rollouts)]
+        return rows, torch.tensor([x for (r,) in rollouts for x in r.logprobs])
 
     @torch.no_grad()
-    def trainer(self, temperature: float = 1.0, rows: list[Row] | None = None):
+    def trainer(self, temperature: float = 1.0, rows: list[Sequence] | None = None):
         """log pi [T] of all response tokens, in the order of `rows` (None: of all texts)."""
         rows = rows or self.rows
+        logprobs = {}  # by the row's identity: micro-batches have another order
         for micro in micro_batches(rows, AT_ONCE):
             lp_T, _ = token_logprobs(self.policy, micro, temperature)
-            store_on_rows(micro, theta=lp_T.cpu())
-        return torch.cat([row.theta for row in rows])
+            logprobs |= zip(map(id, micro), split_by_row(lp_T.cpu(), micro))
+        return torch.cat([logprobs[id(row)] for row in rows])
 
     def of_engine(self):
         """log mu [T] of the same tokens."""
@@ -255,7 +257,7 @@ class Probe:
             yield
 
 
-def first(rows: list[Row], tokens: int) -> list[Row]:
+def first(rows: list[Sequence], tokens: int) -> list[Sequence]:
     """As many of the first rows as have at most so many tokens together; one at least."""
     sums = itertools.accumulate(len(row.ids) for row in rows)
     return rows[:max(1, sum(total <= tokens for total in sums))]

@@ -30,7 +30,7 @@ from parts.folder import (LOGS, append, base_of, checkpoints, claim, has_step, k
                           note_start, own_files, read_config, read_rows, require_same, restore,
                           run_named, save, saved_so_far, similar, step_of)
 from parts.grader import NO_VERDICT, ForkingGrader
-from parts.logprobs import Row, token_logprobs
+from parts.logprobs import Sequence, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
 from parts.metrics import group_row, watch
 from parts.models import (check_family, empty_model, fetch_model, load_tokenizer, loading,
@@ -216,12 +216,12 @@ def start_probe(config: Config, engine: Engine, policy, held_out: list) -> Probe
                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
 
 
-def rehearse(run: Run) -> None:
+def try_largest_batch(run: Run) -> None:
     """Run the largest micro-batch that can come, so that a lack of memory shows up now."""
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
     count = max(1, config.micro_tokens // context)
-    rows = [Row([0] * context, prompt_length=1, mu=[], coefficient=1.0) for _ in range(count)]
+    rows = [Sequence([0] * context, prompt_length=1) for _ in range(count)]
     run.engine.sleep()
     lp_T, _ = token_logprobs(run.policy, rows, config.temperature)
     run.policy.loss_scale.scale(lp_T.mean()).backward()
@@ -416,7 +416,7 @@ def resume(run: Run, newest: Path | None) -> None:
         return
     run.state |= restore(newest, run.policy, run.optimizer, run.schedule)
     run.stream.cursor = run.state["cursor"]
-    run.estimator.load(run.state["estimator"])
+    run.estimator.load_state_dict(run.state["estimator"])
     last = run.after_step = run.state["step"]
     done = f": all of --steps {run.config.steps} are done" * (last >= run.config.steps)
     print(f"continuing after step {last}{done}")

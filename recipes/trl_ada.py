@@ -27,7 +27,7 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import collect, keep
+from ada_sampler import collect, keep, set_advantages
 from parts import config as settings
 from parts import folder as folders
 from parts.machine import build_for_cpu
@@ -194,6 +194,8 @@ def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
     engine = SeededEngine(trainer.engine, trainer.config, trainer.state.global_step)
     with contextlib.closing(engine.bar):
         trainer.groups = collect(trainer.batch, trainer.config, engine, trainer.grader)
+    for group in trainer.groups:
+        set_advantages(group, trainer.config)
     rows = [(group.problem, *row) for group in trainer.groups
             for row in rows_of(group, trainer.num_generations)]
     return dict(prompt_ids=[problem.prompt_ids for problem, *_ in rows],

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import is_peft_model
 
 from parts.engine import WatchedEngine, configure_vllm, merged_weights
-from parts.logprobs import Row
+from parts.logprobs import Sequence
 from parts.machine import build_for_cpu
 from parts.probe import Probe, limits
 from parts.routing_replay import is_supported
@@ -74,7 +74,7 @@ class PromptProbe(Probe):
         config, self.trl, self.engine = trainer.config, trainer, trainer.engine
         self.limits = limits(config.dtype, config.rollout_dtype, config.kv_cache_dtype,
                              is_supported(trainer.model.name_or_path))
-        self.rows = [Row(problem.prompt_ids[:LONGEST], prompt_length=1, mu=[], coefficient=0.0)
+        self.rows = [Sequence(problem.prompt_ids[:LONGEST], prompt_length=1)
                      for problem in trainer.problems[:TEXTS]]
         self.begin(self.trainer(), self.of_engine())
 

@@ -8,7 +8,8 @@ import torch
 
 from parts import models
 from parts.engine import Engine, configure_vllm
-from parts.logprobs import Row, token_logprobs
+from minirl import Row
+from parts.logprobs import token_logprobs
 from parts.machine import build_for_cpu
 
 
@@ -52,7 +53,8 @@ def smollm() -> str:
 
 def rows_of(prompts: list, rollouts: list) -> list[Row]:
     """The samples of each prompt (token ids) as the trainer sees them."""
-    return [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0, routes=r.routes)
+    return [Row(ids=ids + r.token_ids, prompt_length=len(ids), mu_logprobs=r.logprobs,
+                coefficient=0.0, routes=r.routes)
             for ids, group in zip(prompts, rollouts) for r in group]
 
 
@@ -60,7 +62,7 @@ def gap(policy, rows: list[Row], temperature: float = 1.0):
     """|log mu - log pi| of every token of these rows [T]."""
     with torch.no_grad():
         pi_T = token_logprobs(policy, rows, temperature)[0]
-    return (pi_T - torch.tensor([x for row in rows for x in row.mu])).abs()
+    return (pi_T - torch.tensor([x for row in rows for x in row.mu_logprobs])).abs()
 
 
 def random_ids(count: int, seed: int = 0, words: int = 300) -> list[int]:

@@ -5,7 +5,7 @@
     policy("qwen2", tie_word_embeddings=True)    with a config of its own
     model_folder("gemma2")                       what vLLM or `load_policy` can be given
     plain_logprobs()                             what `token_logprobs` computes in chunks
-    random_groups(), gradients_of()              what an update is given, and what it computes
+    random_groups(), update(), gradients_of()    what an update is given, and what it computes
     LargestTensor()                              how large a tensor is made meanwhile
 """
 import functools
@@ -139,8 +139,23 @@ def random_groups(count: int, seed: int) -> list:
     return groups
 
 
+def update(policy, optimizer, schedule, groups, config, rng=None) -> dict:
+    """The metrics of a step of minirl with these groups, which have their advantages."""
+    engine = SimpleNamespace(sleep=lambda: None, wake=lambda: None)
+    run = SimpleNamespace(config=config, policy=policy, optimizer=optimizer, schedule=schedule,
+                          engine=engine)
+    around = dict(
+        sample=lambda run: groups, set_advantages=lambda *_: None, sync=lambda run: {},
+        reseed=lambda *_: rng or random.Random(0), summarize=lambda groups: dict(tokens=0),
+        mean_surprisal=lambda groups: 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, instead in around.items():
+            patch.setattr(minirl, name, instead)
+        return minirl.train_step(1, run)[1]
+
+
 def gradients_of(policy, groups, **changes) -> tuple[list[dict], dict]:
-    """The gradient of each optimizer step of `update`, which only records it; the metrics."""
+    """The gradient of each optimizer step of `update`, which only records it; and the metrics."""
     recorded = []
 
     def record(policy, *_):
@@ -153,7 +168,7 @@ def gradients_of(policy, groups, **changes) -> tuple[list[dict], dict]:
     optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minirl, "optimizer_step", record)
-        metrics = minirl.update(policy, optimizer, None, groups, config, random.Random(0))
+        metrics = update(policy, optimizer, None, groups, config)
     return recorded, metrics
 
 

@@ -12,7 +12,7 @@ from engines import gap, rows_of, serve, smollm
 from models_small import DENSE, FAMILIES, model_folder, move, plain_logprobs, policy
 from parts import models, probe
 from parts.engine import seed_everything
-from parts.logprobs import Row, head_of, token_logprobs
+from parts.logprobs import Sequence, head_of, token_logprobs
 from parts.models import SMOLLM, TINY, check_family, own_class, tiny_folder
 from parts.probe import Probe, layers_of, limits, set_to
 from parts.problems import chains
@@ -124,7 +124,7 @@ def test_an_adapter_of_some_layers_is_merged_into_the_engine(targets):
 @pytest.mark.parametrize("family", DENSE)
 def test_logprobs_and_gradients_are_those_of_plain_hugging_face(family):
     trained = policy(family, moved=0.1, rank=8)
-    row = Row(torch.randint(300, (20,)).tolist(), 5, [], 0.0)
+    row = Sequence(torch.randint(300, (20,)).tolist(), 5)
     wanted = plain_logprobs(trained, row, 0.8)
     found = token_logprobs(trained, [row], temperature=0.8)[0]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)

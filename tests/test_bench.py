@@ -103,9 +103,15 @@ def test_the_verifier_is_compared_with_math_verify_on_the_answers_in_logs(tmp_pa
 
 
 # ------------------------------------------------------------------------------ mutants
-def test_what_mutants_quote_is_there_once_and_so_are_their_tests():
+@pytest.mark.parametrize("page", [
+    "bench/mutants.jsonl", "course/mutants.jsonl", "course/answers/bugs.jsonl"])
+def test_what_mutants_quote_is_there_once_and_so_are_their_tests(page):
     """That such a test fails, and only on the broken code: see the hunts in test_course.py."""
-    for mutant in map(json.loads, (ROOT / "bench/mutants.jsonl").open()):
-        assert (ROOT / mutant["file"]).read_text().count(mutant["old"]) == 1, mutant
+    for line, mutant in enumerate(lines(ROOT / page), 1):
+        assert (ROOT / mutant["file"]).read_text().count(mutant["old"]) == 1, (
+            f"{page}, line {line}, must quote a line of {mutant['file']} that occurs once: copy "
+            "the changed line into `old` and break it in `new`, or delete the row, if the line is "
+            f"gone: {mutant}")
         file, _, name = mutant.get("test", "").partition("::")
-        assert not file or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), mutant
+        assert not file or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), (
+            f"{page}, line {line}: name the test that notices it now: {mutant}")

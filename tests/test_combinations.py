@@ -3,14 +3,13 @@ Every flag with every odd value, and every combination of the settings that deci
 optimised, is either refused in one sentence or makes a real step, in the small world."""
 import itertools
 import math
-import random
 from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 
-from minirl import sample, update
+from minirl import train_step
 from models_small import trained_weights
 from parts.config import Config, parse_flags, resolve
 from world import SMALL, ready
@@ -21,8 +20,8 @@ HINTS = get_type_hints(Config)
 def check_that_it_trains(**settings) -> None:
     """One real step. It must move the adapter, with a gradient that is finite and not zero."""
     run = ready(mixture=settings.get("replay") in ("r2", "r3"), **settings)
-    start, groups = trained_weights(run.policy), sample(run)
-    metrics = update(run.policy, run.optimizer, run.schedule, groups, run.config, random.Random(0))
+    start = trained_weights(run.policy)
+    _, metrics = train_step(1, run)
     assert metrics["optimizer_steps"] >= 1 and metrics["skipped_steps"] == 0, metrics
     assert 0 < metrics["grad_norm"] < math.inf and math.isfinite(metrics["loss"]), metrics
     after = trained_weights(run.policy)
@@ -108,7 +107,9 @@ def test_whatever_is_accepted_trains(axes):
     for values in itertools.product(*axes.values()):
         settings = dict(zip(axes, values))
         sentence = refusal(**settings)
-        assert bool(sentence) == cannot_work(settings), (settings, sentence)
+        assert bool(sentence) == cannot_work(settings), (
+            f"{settings}: refused with {sentence!r}; what your own rule or objective cannot be "
+            "combined with belongs into cannot_work of tests/test_combinations.py")
         pairs = set(itertools.combinations(settings.items(), 2))
         if not sentence and not pairs <= met:
             met |= pairs

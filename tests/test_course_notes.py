@@ -146,15 +146,6 @@ def test_draws_and_exits_are_those_of_all_pools(rule, right, wrong, p):
     assert exits.get("too few wrong", 0) == pytest.approx(fewer(wrong, 32, 1 - p))
 
 
-def test_a_stopped_mean_is_not_the_mean():
-    config, p = SamplerConfig(sampler="ada-pos", n=1, M=1, N=2), 0.3
-    pools = laws.closed_pools(p, config)
-    share = sum(q * right / (right + wrong) for (right, wrong, _), q in pools.items())
-    hits = sum(q * right for (right, *_), q in pools.items())
-    draws = sum(q * (right + wrong) for (right, wrong, _), q in pools.items())
-    assert share == pytest.approx(p * (3 - p) / 2) and hits / draws == pytest.approx(p)
-
-
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.8])
 def test_balanced_groups_of_large_pools_have_the_weight_of_the_notes(p):
     """All three of its assumptions: n even, resolved, and a pool so large that p_hat is p."""

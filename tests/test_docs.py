@@ -37,8 +37,10 @@ def test_every_module_says_what_would_be_lost_without_it():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     section = page.split("## What stands behind the scripts")[1].split("\n## ")[0]
     named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.+?) \|", section, re.M)))
-    assert sorted(named) == sorted(
-        file.stem for room in ("parts", "explorer") for file in (ROOT / room).glob("*.py"))
+    modules = [file.stem for room in ("parts", "explorer") for file in (ROOT / room).glob("*.py")]
+    assert sorted(named) == sorted(modules), (
+        "give every module of parts/ and explorer/ a row in the table of CONTRIBUTING.md, section "
+        "What stands behind the scripts, and delete rows of modules that are gone")
 
 
 def test_the_map_leads_to_functions_that_exist():
@@ -48,7 +50,9 @@ def test_the_map_leads_to_functions_that_exist():
     rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][2:]
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     known = set(re.findall(r"^(?:def|class) (\w+)|^    (\w+_T) = ", code, re.M))
-    assert len(names) >= 12 and names - {name for pair in known for name in pair} == set()
+    assert len(names) >= 12 and names - {name for pair in known for name in pair} == set(), (
+        "update the last column of the table in README.md, section From paper to line: these "
+        "functions have another name in the code")
 
 
 @pytest.mark.parametrize("page, file", [
@@ -59,7 +63,8 @@ def test_quoted_lines_are_lines_of_the_code(page, file):
     code = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
     code += [line.replace("return ", "weight_T = ") for line in code]  # of importance_weight
     assert quoted
-    assert [line for line in quoted.splitlines() if line.split("#")[0].strip() not in code] == []
+    assert [line for line in quoted.splitlines() if line.split("#")[0].strip() not in code] == [], (
+        f"{page} quotes these lines: copy them anew from {file}")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "walkthrough.ipynb"], ids=lambda page: page.name)
@@ -74,14 +79,14 @@ def test_what_a_page_names_is_there(page):
         assert re.search(rf"^def test_\w*{word}", (ROOT / name).read_text(), re.M)
     files += re.findall(r"`((?:parts|explorer|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
     real = [name for name in files if not name.endswith("X.py")]  # a placeholder
-    assert [name for name in real if not (ROOT / name).exists()] == []
+    assert [name for name in real if not (ROOT / name).exists()] == [], f"update {page.name}"
     made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     assert set(re.findall(r"(?:^|`|&& )make ([a-z-]+)", text, re.M)) <= {*made}
     says = r"`(\w+)` (?:in |\()`((?:parts/|explorer/|verifier/|tests/)?\w+\.py)`"
     wrong = [(name, file) for name, file in re.findall(says, text) if not re.search(
         rf"^(def |class |){name}\b",
         (ROOT / ("tests" if file.startswith("test_") else "") / file).read_text(), re.M)]
-    assert wrong == []
+    assert wrong == [], f"{page.name} names functions that are no longer there: rename them in it"
 
 
 def blocks_of(page: str) -> list[str]:

@@ -9,7 +9,7 @@ import gradient_bank
 from ada_sampler import SamplerConfig
 from course.laws import expected_yield
 from models_small import policy, random_groups
-from parts.logprobs import Row, token_logprobs
+from parts.logprobs import Sequence, token_logprobs
 
 
 def test_a_sketch_is_the_gradient_times_random_signs():
@@ -18,7 +18,7 @@ def test_a_sketch_is_the_gradient_times_random_signs():
     sketch = gradient_bank.Sketch(learner, width=3)
     prompt, response = next((group.problem.prompt_ids, s.rollout.token_ids)
                             for group in random_groups(2, seed=0) for s, _ in group.rows())
-    row = Row(prompt + response, len(prompt), [], 1)
+    row = Sequence(prompt + response, len(prompt))
     found, wanted = sketch(row), []
     token_logprobs(learner, [row])[0].sum().backward()
     for name, P in sketch.signs.items():
@@ -31,7 +31,7 @@ def test_what_is_stored_is_what_every_rows_own_sketch_gives(tmp_path, monkeypatc
     """With equal answers among them, and without any gradient where all rewards are equal."""
     monkeypatch.setattr(gradient_bank, "BANK", tmp_path)
     begin, rng = list(range(5, 45)), random.Random(0)  # long enough to be shared
-    rows = [Row(begin + rng.choices(range(60), k=rng.randint(2, 9)), 40, [], 1) for _ in range(6)]
+    rows = [Sequence(begin + rng.choices(range(60), k=rng.randint(2, 9)), 40) for _ in range(6)]
     rows += rows[1:4]
     sketch = gradient_bank.Sketch(policy(), width=3)
     wanted = np.stack([sketch(row) for row in rows])

@@ -15,7 +15,7 @@ from models_small import policy
 from parts import machine
 from parts.config import Config, parse, parse_eval, resolve
 from parts.engine import configure_vllm
-from parts.logprobs import Row, token_logprobs
+from parts.logprobs import Sequence, token_logprobs
 from parts.models import empty_model, tiny_folder
 
 GB = machine.GB
@@ -160,7 +160,7 @@ def kept_by_a_pass(trained, rows) -> int:
 @pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-skills"])
 def test_a_pass_keeps_what_the_weights_foretell(name):
     trained = policy(tiny_folder(name), rank=16)
-    rows = [Row([7] * 128, 1, [], 1.0) for _ in range(4)]
+    rows = [Sequence([7] * 128, 1) for _ in range(4)]
     model = empty_model(trained.get_base_model().config)
     _, foreseen = machine.bytes_needed(
         Config(dtype="float32", rollout_dtype="float32"), model)

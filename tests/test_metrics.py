@@ -1,7 +1,6 @@
 """What is logged of a step is what happened in it: by synthetic groups, and by the log itself."""
 import json
 import math
-import random
 from dataclasses import replace
 from statistics import fmean
 from pathlib import Path
@@ -10,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ada_sampler import Group, Sample, settle
+from ada_sampler import RULES, Group, Sample, set_advantages
 from explore import OF_TOKENS
-from minirl import objective, sample, update
+from minirl import Row, objective, train_step
 from models import make
-from parts.config import Config
+from parts.config import OBJECTIVES, Config
 from parts.folder import append
-from parts.logprobs import Row
 from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
                            why_broken)
 from parts.policy import START_SCALE
@@ -97,8 +95,7 @@ def test_shares_of_prompts():
 def stepped(**settings):
     """One real step in the small world: (config, groups, rows of the log, metrics)."""
     run = ready(**settings)
-    groups = sample(run)
-    metrics = update(run.policy, run.optimizer, run.schedule, groups, run.config, random.Random(0))
+    groups, metrics = train_step(1, run)
     lines = [json.dumps(group_row(1, group, Words())) for group in groups]
     rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     return run.config, groups, rows, metrics
@@ -110,13 +107,13 @@ def trained(rows):
 
 FAR = dict(mini_batches=3, lr=0.1, warmup_steps=0)  # so far that tokens are stopped
 SAMPLING = [
-    {}, dict(sampler="uniform"), dict(sampler="ada-est"),
-    dict(sampler="dapo", batch_prompts=5), dict(sampler="ada-pos"), dict(sampler="gvm"),
+    *(dict(sampler=name) for name in RULES if name != "dapo"),
+    dict(sampler="dapo", batch_prompts=5, seed=1),
     dict(weighting="log"), dict(advantage="leave-one-out"), dict(drop_unresolved=True),
     dict(judge=silent)]  # a step without signal
 WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log")]
 UPDATING = [
-    {}, dict(objective="grpo"), dict(objective="cispo"), dict(importance="none"),
+    *(dict(objective=name) for name in OBJECTIVES), dict(importance="none"),
     dict(importance="staleness", weight_cap=1.0), dict(clip=False),
     dict(mask="dppo", mini_batches=6), dict(mask="icepop"), dict(length_norm="response"),
     dict(length_norm="batch"), dict(replay="r2"), dict(replay="r3")]
@@ -162,7 +159,7 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
         pool = [Sample(i, s["round"], reward=s["reward"], correct=s["reward"] > config.threshold)
                 for i, s in enumerate(row["pool"])]
         again = Group(row["place"], None, pool, outcome=row["outcome"])
-        settle(again, config)
+        set_advantages(again, config)
         logged = [(i, s["coefficient"]) for i, s in enumerate(row["pool"]) if s["kept"]]
         assert logged == [(s.index, coefficient) for s, coefficient in again.rows()]
         assert [s["advantage"] for s in row["pool"] if s["kept"]] == again.advantages
@@ -183,7 +180,8 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
 
 def test_an_update_that_is_not_finite_is_recorded_as_null():
     broken = torch.tensor([math.nan, math.inf, 0.25])
-    row = Row([1, 2, 3, 4], 1, [-1.0, -math.inf, -2.0], 1.0, old=torch.zeros(3), theta=broken,
+    row = Row(ids=[1, 2, 3, 4], prompt_length=1, mu_logprobs=[-1.0, -math.inf, -2.0],
+              coefficient=1.0, old_logprobs=torch.zeros(3), theta_logprobs=broken,
               weight=broken, entropy=broken, mask=torch.tensor([1.0, 0.0, 1.0]))
     line = json.dumps(token_columns(row, row.ids[1:], Words()))
     found = json.loads(line, parse_constant=pytest.fail)

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import minirl
-from minirl import Config
+from minirl import Config, Row
 from models_small import policy, second, trained_weights
 from parts import run as running
-from parts.logprobs import Row
 from parts.routing_replay import note_routes
 from parts.run import make_optimizer
 from world import by_text, ready, silent
@@ -18,10 +17,11 @@ from world import by_text, ready, silent
 
 # ------------------------------------------------------------------------------ one step
 def test_the_engine_sleeps_during_the_update_and_is_synced_and_probed_after_it(monkeypatch):
-    run, real = ready(), minirl.update
-    monkeypatch.setattr(minirl, "update", lambda *a: run.events.append("update") or real(*a))
+    run, real = ready(), minirl.accumulate
+    monkeypatch.setattr(minirl, "accumulate", lambda *a: run.events.append("loss") or real(*a))
+    monkeypatch.setattr(minirl, "optimizer_step", lambda *a: run.events.append("step") or 1.0)
     groups, metrics = minirl.train_step(1, run)
-    assert run.events == ["sleep", "update", "wake", "sync", "probe"]
+    assert run.events == ["sleep", "loss", "step", "wake", "sync", "probe"]
     assert metrics["optimizer_steps"] == 1 and metrics["probe_gap_max"] == 0.25
     drawn = [x for g in groups for s in g.pool for x in s.rollout.logprobs]
     assert metrics["entropy"] == pytest.approx(-sum(drawn) / len(drawn))
@@ -30,25 +30,21 @@ def test_the_engine_sleeps_during_the_update_and_is_synced_and_probed_after_it(m
     assert metrics["tokens_per_second"] == pytest.approx(metrics["tokens"] / parts[0])
 
 
-@pytest.mark.parametrize("judge, prepare, events, skipped", [
-    (silent, lambda run: None, ["sleep", "wake", "clear"], 0),  # nothing is learnt
-    (by_text, lambda run: [p.data.fill_(math.nan) for p in second(run.policy).values()],
-     ["sleep", "wake", "clear"], 1),
-    # waking up may spoil the engine's weights (vLLM #53888), and nobody else would look
-    (silent, lambda run: vars(run.engine).update(sleeps=True),
-     ["sleep", "wake", "sync", "probe"], 0)])
-def test_without_an_optimizer_step_only_an_engine_that_slept_is_synced(
-        judge, prepare, events, skipped):
+@pytest.mark.parametrize("judge, spoil, skipped", [
+    (silent, lambda run: None, 0),  # nothing is learnt
+    (by_text, lambda run: [p.data.fill_(math.nan) for p in second(run.policy).values()], 1)])
+def test_without_a_finite_gradient_no_weight_moves_and_the_warm_up_waits(judge, spoil, skipped):
+    """The engine is synced anyway: sleeping may have spoilt its weights (vLLM #53888)."""
     run = ready(judge=judge)
-    prepare(run)
+    spoil(run)
     _, metrics = minirl.train_step(1, run)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, skipped)
-    assert run.events == events and ("probe_gap_max" in metrics) == ("probe" in events)
-    assert run.schedule.last_epoch == 0 and not run.optimizer.state  # the warm-up waits
+    assert run.events == ["sleep", "wake", "sync", "probe"]
+    assert run.schedule.last_epoch == 0 and not run.optimizer.state
 
 
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
-    """Rollouts follow the global state, the cut into mini-batches the `rng` that `update` gets."""
+    """Rollouts follow the global state, the split into mini-batches the `rng` of the step."""
     drawn = []
     for seed, step in ((0, 1), (0, 2), (0, 1), (1, 1)):
         run = ready(seed=seed, sampler="uniform")
@@ -81,8 +77,9 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
     own[2, 0] = 7  # the last prompt token's router, which predicts the response's first token
     routing = SimpleNamespace(
         recorded=lambda rows: [own for _ in rows], agreement=lambda a, b: (a == b).all(-1))
-    row = Row([1, 2, 3, 4, 5], 3, [-1.0, -1.0], 1.0, routes=used, replay=used)
-    bare = Row(row.ids, 3, [-1.0, -1.0], 1.0)  # of a GPU's engine, which records them for r3 alone
+    kept = dict(ids=[1, 2, 3, 4, 5], prompt_length=3, mu_logprobs=[-1.0, -1.0], coefficient=1.0)
+    row = Row(**kept, routes=used, replay=used)
+    bare = Row(**kept)  # of a GPU's engine, which records them for r3 alone
     note_routes(SimpleNamespace(routing=routing), [row, bare], replay)
     assert row.agrees.tolist() == [[False, True], [True, True]] and bare.agrees is None
     assert [row.replay, bare.replay] == ([own, own] if replay == "r2" else [used, None])
@@ -117,12 +114,12 @@ def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
     assert asked == [(run.policy, 0.5)]
 
 
-def test_the_largest_micro_batch_is_rehearsed_and_leaves_no_gradient(monkeypatch):
+def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(monkeypatch):
     run = ready(micro_tokens=900, max_prompt_tokens=100, max_tokens=200)
     seen, real = [], running.token_logprobs
     monkeypatch.setattr(running, "token_logprobs", lambda policy, rows, temperature: (
         seen.append([len(row.ids) for row in rows]), real(policy, rows, temperature))[1])
-    running.rehearse(run)
+    running.try_largest_batch(run)
     assert seen == [[300] * 3] and run.events == ["sleep", "wake"]
     assert all(p.grad is None for p in run.policy.parameters())
 
@@ -133,7 +130,7 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
     run.config.reward, run.config.threshold = "mine.py:score", 0.25
     instead = dict(open_grader=lambda *asked: seen.append(asked) or contextlib.nullcontext(),
                    prepare=lambda *_: run)
-    for name in ("rehearse", "record", "evaluate_if_due", "show", "finish"):
+    for name in ("try_largest_batch", "record", "evaluate_if_due", "show", "finish"):
         instead[name] = lambda *_, name=name: seen.append(name)
     instead["train_step"] = lambda step, run: (seen.append(step), {})
     for name, called in instead.items():
@@ -141,7 +138,7 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
     minirl.main(run.config)
     step = ["record", "evaluate_if_due", "show"]
     assert seen.pop(0) == ("mine.py:score", 0.25)
-    assert seen == ["rehearse", "evaluate_if_due", 1, *step, 2, *step, "finish"]
+    assert seen == ["try_largest_batch", "evaluate_if_due", 1, *step, 2, *step, "finish"]
     assert run.events == ["sync", "probe"]
 
 
@@ -152,8 +149,9 @@ REAL = Config(max_tokens=3000, micro_tokens=4096)
 def rows():
     torch.manual_seed(0)
     ids = [torch.randint(300, (30,)).tolist() for _ in range(8)]
-    scale = 1 / (128 * 3000)  # a token's share of the loss is as small as in a run of 128 responses
-    return [Row(x, 10, [-6.0] * 20, (-0.5, 0.5)[i % 2], scale) for i, x in enumerate(ids)]
+    norm = 1 / (128 * 3000)  # a token's share of the loss is as small as in a run of 128 responses
+    return [Row(ids=x, prompt_length=10, mu_logprobs=[-6.0] * 20, coefficient=(-0.5, 0.5)[i % 2],
+                norm=norm) for i, x in enumerate(ids)]
 
 
 def gradient(trained):

@@ -13,11 +13,11 @@ from transformers import AutoConfig
 
 from models_small import LargestTensor, policy, second, trained_weights
 from parts import policy as policy_module
-from parts.logprobs import Row, token_logprobs
+from parts.logprobs import Sequence, token_logprobs
 from parts.models import empty_model, load_model, tiny_folder
 from parts.policy import adapted_layers
 
-ROWS = [Row(list(range(start, start + 20)), 5, [], 0.0) for start in (10, 50, 90)]
+ROWS = [Sequence(list(range(start, start + 20)), 5) for start in (10, 50, 90)]
 
 
 def gradients(trained) -> dict:
@@ -119,7 +119,7 @@ def largest_in_a_pass(dtype, capability, monkeypatch, spared=True):
     monkeypatch.setattr(functional, "scaled_dot_product_attention", as_on_a_card(capability, asked))
     if spared:
         policy_module.spare_attention(dtype, "cuda")
-    rows = [Row([7 + i % 300 for i in range(n)], 5, [], 1.0) for n in (LENGTH, LENGTH // 2)]
+    rows = [Sequence([7 + i % 300 for i in range(n)], 5) for n in (LENGTH, LENGTH // 2)]
     with LargestTensor() as seen:
         token_logprobs(learner, rows)[0].sum().backward()
     return seen.largest, {*asked}

@@ -12,7 +12,7 @@ import models_small
 from engines import random_ids
 from models_small import move, second, trained_weights
 from parts import probe as probe_module
-from parts.logprobs import Row, token_logprobs
+from parts.logprobs import Sequence, token_logprobs
 from parts.probe import Limits, Probe, limits, slope
 
 EXACT = limits("float32", "float32", "auto", mixture=False)
@@ -42,7 +42,7 @@ def small_policy():
     return models_small.policy(moved=0, rank=8, num_hidden_layers=3)
 
 
-def logprobs_of(policy, rows: list[Row], temperature=1.0) -> list[list[float]]:
+def logprobs_of(policy, rows: list[Sequence], temperature=1.0) -> list[list[float]]:
     """Of the responses, row by row."""
     with torch.no_grad():
         found = token_logprobs(policy, rows, temperature)[0]
@@ -66,14 +66,14 @@ class NoisyEngine:
         self.before = trained_weights(policy)
 
     def generate(self, prompts, n, max_tokens):
-        rows = [Row(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids), [], 0.0)
+        rows = [Sequence(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids))
                 for ids in prompts]
         mu = logprobs_of(self.held, rows, self.temperature)
         return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x)]
                 for row, x in zip(rows, mu)]
 
     def prompt_logprobs(self, sequences):
-        found = logprobs_of(self.held, [Row(ids, 1, [], 0.0) for ids in sequences])
+        found = logprobs_of(self.held, [Sequence(ids, 1) for ids in sequences])
         return [[x + self.rng.gauss(0, self.noise) for x in own] for own in found]
 
 

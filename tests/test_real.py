@@ -10,7 +10,7 @@ from engines import gap, rows_of, serve, smollm
 from helpers import lines, run_program
 from models_small import plain_logprobs, policy
 from parts.data import load_problems
-from parts.logprobs import Row, head_of, shared_tokens, token_logprobs
+from parts.logprobs import Sequence, head_of, shared_tokens, token_logprobs
 from parts.models import SMOLLM, load_tokenizer
 from parts.policy import load_adapter
 from parts.prompts import add_prompts, stop_ids
@@ -47,7 +47,7 @@ def test_template_ends_and_the_tied_head(folder):
     model = trained.get_base_model()
     assert head_of(model).weight is model.model.embed_tokens.weight
     answer = tokenizer.encode("3 + 4 = 7. The answer is \\boxed{7}.<|im_end|>")
-    rows = [Row(p.prompt_ids + answer, len(p.prompt_ids), [], 0.0) for p in problems]
+    rows = [Sequence(p.prompt_ids + answer, len(p.prompt_ids)) for p in problems]
     assert shared_tokens(trained, rows) > 150
     with torch.no_grad():
         found, _ = token_logprobs(trained, rows, temperature=0.7)

@@ -13,7 +13,7 @@ from engines import gap, random_ids, rows_of, serve
 from helpers import lines, run_program
 from models_small import gradients_of, model_folder, random_groups
 from parts import run as running
-from parts.logprobs import Row, micro_batches, token_logprobs
+from parts.logprobs import Sequence, micro_batches, token_logprobs
 from parts.routing_replay import choose_replay, replaying
 
 VARIANTS = {  # family and changes to its config
@@ -33,10 +33,11 @@ def deep(variant: str = "qwen3_moe", experts: str = "grouped_mm"):
     return policy
 
 
-def some_rows(count: int = 5, alike: int = 0) -> list[Row]:
+def some_rows(count: int = 5, alike: int = 0) -> list[minirl.Row]:
     """So many tokens of their prompts are alike."""
     rng, start = random.Random(0), random_ids(alike, seed=99)
-    return [Row(start + random_ids(rng.randint(6, 20), seed=i), alike + rng.randint(1, 5), [], 1.0)
+    return [minirl.Row(ids=start + random_ids(rng.randint(6, 20), seed=i),
+                       prompt_length=alike + rng.randint(1, 5), mu_logprobs=[], coefficient=1.0)
             for i in range(count)]
 
 
@@ -91,7 +92,7 @@ def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
     torch.testing.assert_close(replayed, by_hand, atol=2e-5, rtol=1e-4)
 
 
-def by_definition(model, row: Row):
+def by_definition(model, row: Sequence):
     """log pi of one row's response, with g = I exp(s) / sum I exp(s) over the recorded choice."""
     with pytest.MonkeyPatch.context() as patch:
         for layer, block in enumerate(model.model.layers):
@@ -186,13 +187,13 @@ def test_ratios_under_each_replay(replay, monkeypatch):
     with torch.no_grad():
         for group in groups:
             prompt = group.problem.prompt_ids
-            rows = [Row(prompt + s.rollout.token_ids, len(prompt), [], a,
-                        replay=s.rollout.routes if replay == "r3" else None)
+            rows = [minirl.Row(
+                        ids=prompt + s.rollout.token_ids, prompt_length=len(prompt), mu_logprobs=[],
+                        coefficient=a, replay=s.rollout.routes if replay == "r3" else None)
                     for s, a in group.kept if a]
             with replaying(policy, rows):
                 first += token_logprobs(policy, rows)[0].tolist()
-    metrics = minirl.update(policy, *running.make_optimizer(policy, config), groups, config,
-                            random.Random(0))
+    metrics = models_small.update(policy, *running.make_optimizer(policy, config), groups, config)
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)
     assert (later - later_old).abs().max() > 1e-3
@@ -206,8 +207,8 @@ def test_ratios_under_each_replay(replay, monkeypatch):
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
     config.mini_batches = 1  # where pi_old is not computed in a pass of its own
-    assert "routes_agree_all" in minirl.update(policy, *running.make_optimizer(policy, config),
-                                               groups_for(), config, random.Random(0))
+    again = running.make_optimizer(policy, config)
+    assert "routes_agree_all" in models_small.update(policy, *again, groups_for(), config)
 
 
 # --------------------------------------------------------------------------------------- the engine

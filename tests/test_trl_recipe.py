@@ -21,7 +21,6 @@ import minirl
 from helpers import HANG, ROOT, lines, run_program
 from parts.config import Config
 from parts.engine import Engine
-from parts.logprobs import Row
 from parts.policy import load_policy
 from rewards import open_grader
 from trl_step import one_step, pools_of
@@ -69,7 +68,7 @@ def minirl_gradient(trainer, config=None, rows=None) -> dict:
         elif p.requires_grad:
             p.data.copy_(theirs[name].data)
     config = config or replace(own, mini_batches=1)
-    rows = rows or minirl.cut(trainer.groups, config, random.Random(0))[0]
+    rows = rows or minirl.split_into_mini_batches(trainer.groups, config, random.Random(0))[0]
     minirl.accumulate(policy, rows, config)
     found = gradient_of(policy)
     return {name.removeprefix("base_model.model.").replace(".base_layer", "") if full else name: p
@@ -127,9 +126,10 @@ def test_off_policy_clip_and_correction_are_minirls(recipe):
         prompt = batch["prompt_ids"][i][batch["prompt_mask"][i].bool()].tolist()
         real = batch["completion_mask"][i].bool()
         mu = old[i][real] - old_over_mu[i][real].log()
-        rows.append(Row(prompt + batch["completion_ids"][i][real].tolist(), len(prompt),
-                        mu.tolist(), advantage, old=old[i][real],
-                        scale=1 / (len(batch["advantages"]) * config.max_tokens)))
+        rows.append(minirl.Row(
+            ids=prompt + batch["completion_ids"][i][real].tolist(), prompt_length=len(prompt),
+            mu_logprobs=mu.tolist(), coefficient=advantage, old_logprobs=old[i][real],
+            norm=1 / (len(batch["advantages"]) * config.max_tokens)))
     ours = minirl_gradient(trainer, config, rows)
     mask_T, weight_T = (torch.cat([getattr(row, name) for row in rows])
                         for name in ("mask", "weight"))

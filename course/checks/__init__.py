@@ -27,7 +27,8 @@ def spelled(value) -> str:
     if isinstance(value, (str, int, Fraction, type(None))):
         return repr(value)
     if hasattr(value, "ids"):
-        return f"Row(ids={spelled(value.ids)}, prompt_length={value.prompt_length})"
+        kind, ids = type(value).__name__, spelled(value.ids)
+        return f"{kind}(ids={ids}, prompt_length={value.prompt_length})"
     if is_dataclass(value):  # what is not the default
         own = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(value)
                if f.name == "sampler" or getattr(value, f.name) != f.default]

@@ -5,7 +5,7 @@ import torch
 
 from course.checks import Wrong, must_be, spelled
 from parts import logprobs
-from parts.logprobs import Row
+from parts.logprobs import Sequence
 from parts.models import tiny_folder
 from parts.policy import load_policy
 
@@ -15,19 +15,19 @@ for name, weight in POLICY.named_parameters():
         torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(0))
 
 
-def row(prompt: int, response: int) -> Row:
+def row(prompt: int, response: int) -> Sequence:
     """A token of its own at each place, and the model's end token at the end."""
     ids = list(range(20, 20 + prompt + response - 1)) + [POLICY.config.eos_token_id]
-    return Row(ids, prompt, [0.0] * response, 1.0)
+    return Sequence(ids, prompt)
 
 
-def alone(one: Row, temperature: float = 1.0):
+def alone(one: Sequence, temperature: float = 1.0):
     """log pi [T, vocabulary] at each response token, by the model itself."""
     logits = POLICY(input_ids=torch.tensor([one.ids])).logits[0, one.prompt_length - 1:-1]
     return (logits / temperature).log_softmax(-1)
 
 
-def of_response(one: Row, temperature: float):
+def of_response(one: Sequence, temperature: float):
     """log pi [T] of its response's tokens, by the model itself."""
     ids = torch.tensor(one.ids[one.prompt_length:])
     return alone(one, temperature).gather(1, ids[:, None])[:, 0]

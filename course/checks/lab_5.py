@@ -6,7 +6,6 @@ import torch
 import minirl
 from course.checks import Wrong, must_be, spelled
 from parts.config import Config
-from parts.logprobs import Row
 
 TRIPLES = (0.5, 0.5, 0.25), (0.5, 0.25, 0.5), (0.6, 0.3, 0.2)  # pi_theta, pi_old, mu
 MASKS = [  # r = pi_theta / pi_old, advantage, M
@@ -29,7 +28,7 @@ SWITCHES = [
     ((0.44, 0.4, 0.2), 1.0, 1, 1.1, dict(importance="staleness"), 1.1),
     ((0.4, 0.4, 0.2), 1.0, 1, 1, dict(importance="none"), 1),
     ((0.6, 0.4, 0.2), 1.0, 0, 0, dict(importance="none"), 1)]
-SCALES = {  # --length-norm -> the scale of every row, for lengths, N mini-batches and max_tokens
+NORMS = {  # --length-norm -> the norm of every row, for lengths, N mini-batches and max_tokens
     "constant": lambda lengths, N, most: [N / len(lengths) / most for _ in lengths],
     "response": lambda lengths, N, most: [N / len(lengths) / length for length in lengths],
     "batch": lambda lengths, N, most: [N / sum(lengths) for _ in lengths]}
@@ -81,16 +80,17 @@ def ask_mask(*rows):
     must_be(f"M of several tokens at once, r = {spelled(rs)}, A = {spelled(A_T)}", mask, right)
 
 
-def ask_scales(norm: str):
+def ask_norms(norm: str):
     for lengths, N, most in itertools.product(
             ((4,), (2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5), ()), (1, 2), (10, 64)):
         settings = dict(length_norm=norm, mini_batches=N, max_tokens=most)
-        rows = [Row([0] * (2 + i + n), 2 + i, [0.0] * n, i % 2)  # rows without a gradient count
+        rows = [minirl.Row(ids=[0] * (2 + i + n), prompt_length=2 + i, mu_logprobs=[0.0] * n,
+                           coefficient=i % 2)  # rows without a gradient count
                 for i, n in enumerate(lengths)]
-        minirl.set_scales(rows, Config(**settings))
+        minirl.set_norms(rows, Config(**settings))
         said = ", ".join(f"{name}={value}" for name, value in settings.items())
-        must_be(f"scales of rows with {spelled(lengths)} response tokens, {said}",
-                [row.scale for row in rows], SCALES[norm](lengths, N, most))
+        must_be(f"norms of rows with {spelled(lengths)} response tokens, {said}",
+                [row.norm for row in rows], NORMS[norm](lengths, N, most))
 
 
 CHECKS = [
@@ -103,7 +103,7 @@ CHECKS = [
     (2, "the cap bounds the weight, not the one that is reported", ask,
      CAPS),
     (1, "clip=False, other eps_low and eps_high, other kinds of weight", ask, SWITCHES),
-    (1, "constant: sums over tokens, a mean over responses, over max_tokens", ask_scales,
+    (1, "constant: sums over tokens, a mean over responses, over max_tokens", ask_norms,
      [("constant",)]),
-    (1, "response: every response adds up to the same; batch: every token", ask_scales,
+    (1, "response: every response adds up to the same; batch: every token", ask_norms,
      [("response",), ("batch",)])]

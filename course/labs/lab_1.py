@@ -22,11 +22,11 @@ def bandit_gradient(theta, actions, rewards, baseline: float):
     raise NotImplementedError
 
 
-def advantages(kept: list[float], pool: list[float], kind: str) -> list[float]:
-    """The kept rewards, each compared with a baseline. One number for each of `kept`.
+def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) -> list[float]:
+    """The kept rewards, each compared with a baseline. One number for each of them.
 
-    pool: the rewards of all m draws for this prompt. kept: those that go into the update, chosen
-    from the pool by a rule that looked at the rewards. So mean and std are the pool's.
+    pool_rewards: of all m draws for this prompt. kept_rewards: of those that go into the update,
+    chosen from the pool by a rule that looked at the rewards. So mean and std are the pool's.
 
         pool-mean       r - mean                v1 section 2.3 of Reinforce-Ada
         leave-one-out   r - mean of the others = m/(m-1) (r - mean)     RLOO

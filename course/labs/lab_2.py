@@ -3,7 +3,7 @@
     python course/check.py 2
     python course/train.py --with lab_2
 
-Read `Row` and `Head` (from a hidden state to logits) in parts/logprobs.py first.
+Read `Sequence` and `Head` (from a hidden state to logits) in parts/logprobs.py first.
 Do not read further there. Useful:
 
     model = policy.get_base_model()                              # Hugging Face's class

@@ -8,12 +8,12 @@ row_weights belongs to the notes of session 3 ("To undo it"), allocate_gvm to th
 from ada_sampler import largest_remainder  # noqa: F401
 
 
-def row_weights(correct: list[bool], p_hat: float, n: float, kind: str) -> list[float]:
+def row_weights(correct: list[bool], p_hat: float, rows_per_prompt: float, kind: str):
     """A weight for each kept row, from its kind and the pass rate of the *pool*.
 
     correct: says of each kept row whether it is right; k_pos are, k_neg are not. p_hat: share of
-    right answers among all draws. n: rows per prompt, on average over prompts, so it may differ
-    from len(correct).
+    right answers among all draws. rows_per_prompt (n): an average over prompts, so it may differ
+    from len(correct). Returns a list.
 
         none      1
         unbiased  right rows p_hat n / k_pos, wrong rows (1 - p_hat) n / k_neg: each kind stands for

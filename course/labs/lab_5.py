@@ -18,7 +18,7 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
     raise NotImplementedError
 
 
-def objective(lp_T, old_T, mu_T, coefficient_T, config):
+def objective(lp_T, old_T, mu_T, advantage_T, config):
     """MiniRL, Eq. 7, per token; to be summed and maximised.
 
         M_t * sg[min(w_t, cap)] * A_t * log pi_theta(y_t)        sg: no gradient through it
@@ -32,15 +32,15 @@ def objective(lp_T, old_T, mu_T, coefficient_T, config):
     The mask looks at how far the *trainer* has moved: r, not w. It closes only in the direction in
     which the advantage pushes.
 
-    lp_T, old_T, mu_T as above; coefficient_T [T], A for each token.
+    lp_T, old_T, mu_T as above; advantage_T [T], A for each token.
     Returns (term_T, M_T, w_T), each [T]. w_T is the weight before the cap, for the log.
     The project's own function has more objectives and masks: leave them out.
     """
     raise NotImplementedError
 
 
-def set_scales(rows: list, config) -> None:
-    """Set row.scale, the weight of each of its tokens in the loss -sum(term_T * scale_T).
+def set_norms(rows: list, config) -> None:
+    """Set row.norm, the factor of each of its tokens in the loss -sum(term_T * norm_T).
 
     rows: all kept samples of a step; row.length is the number of response tokens. They will be cut
     into config.mini_batches optimizer steps. Each step's loss is a mean over responses, divided by

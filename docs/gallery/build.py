@@ -58,8 +58,8 @@ def check() -> None:
     """
     guide = (HERE.parent / GUIDE).read_text(encoding="utf-8")
     pages = {name: (HERE / f"{name}.html").read_text(encoding="utf-8") for name in RUNS}
-    wrong = [f"{name}.html is of another template or code" for name, page in pages.items()
-             if not same(page, refilled(page))]
+    wrong = [f"{name}.html is of another template or code: run `python docs/gallery/build.py`"
+             for name, page in pages.items() if not same(page, refilled(page))]
     for name, address in re.findall(r"\]\(gallery/(\w+)\.html#/run/0/([^)]*)\)", guide):
         if not is_recorded(data_in(pages[name])["runs"][0]["groups"], address):
             wrong.append(f"{GUIDE} links to nothing in {name}.html: {address}")
