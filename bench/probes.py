@@ -72,7 +72,7 @@ def outcomes(module, noise: float, seed: int):
         start = sound_start(module, noise, seed, fault)[2] is None
         one = copy.deepcopy((engine, policy, probe))  # they refer to each other
         one[0].how = fault
-        yield fault, start, later(*one, range(SOUND, SOUND + BROKEN), seed)
+        yield fault, start, probe and later(*one, range(SOUND, SOUND + BROKEN), seed)
 
 
 def sound_start(module, noise: float, seed: int, fault: str = ""):
