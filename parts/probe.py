@@ -82,7 +82,8 @@ class Probe:
         rest = ((y_T - x_T).abs().median() - 2 * noise_T.abs().median()) / x_T.abs().median()
         # noise in x makes the slope of a sound pair smaller, by 2 q^2 at most
         alike = q >= 1 or abs(b - 1) <= OFF + 2 * q**2 + 4 * error and rest <= largest_rest
-        if not (gap_T.mean() < self.gap and alike):  # also where one of them is NaN
+        stuck = rms(x_T) > 1e-5 and not y_T.any()  # noise would not be exactly 0
+        if stuck or not (gap_T.mean() < self.gap and alike):  # also where one of them is NaN
             raise SystemExit(
                 "Engine and trainer do not hold the same policy: |log mu - log pi_old| is "
                 f"{gap_T.mean():.1e} on average and {gap_T.max():.1e} at most (nan: the weights "

@@ -185,7 +185,7 @@ def test_a_number_that_is_none_ends_the_run(bounds):
 
 @pytest.mark.parametrize("bounds, noise, mine, theirs, sound", [
     (EXACT, 0, 1e-6, 0, True),  # the last digits are no change
-    (EXACT, 0, 5e-5, 0, False), (EXACT, 0, 1e-3, 0, False), (HALF, 1e-3, 1e-3, 0, True),
+    (EXACT, 0, 5e-5, 0, False), (EXACT, 0, 1e-3, 0, False), (HALF, 1e-3, 1e-3, 1e-5, True),
     (HALF, 1e-3, 3e-3, 0, False), (HALF, 1e-3, 0.1, 0.094, True), (HALF, 1e-3, 0.1, 0.08, False),
     (HALF, 1e-3, 0.1, 0.12, False), (EIGHT, 1e-3, 0.5, 0.93 * 0.5, True)])  # an fp8 cache had 0.93
 def test_a_change_is_judged_by_its_slope_unless_noise_hides_it(bounds, noise, mine, theirs, sound):
@@ -198,6 +198,14 @@ def test_a_change_is_judged_by_its_slope_unless_noise_hides_it(bounds, noise, mi
             [gap_T.mean().item(), gap_T.max().item()], rel=1e-3)
         if mine > 0.01:
             assert found["probe_slope"] == pytest.approx(theirs / mine, abs=1e-3)
+
+
+def test_an_engine_that_has_not_changed_at_all_is_no_noise():
+    """So the smallest update shows that a sync does nothing."""
+    probe, x = bare(EIGHT, (0.0, 0.3)), torch.full((500,), 1e-4)
+    probe.compare(x, probe.start[1] + 1e-9 + x)
+    with judged(False):
+        probe.compare(x, probe.start[1])
 
 
 def test_noise_on_both_sides_is_no_alarm_whatever_the_change():
