@@ -23,11 +23,12 @@ FAULTS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the ch
 NOISES = (0.01, 0.04)  # nats on each of the engine's log-probs; one step moves them by about 0.04
 SEEDS, SOUND, BROKEN, SIZE = range(10), 6, 3, 3e-3
 PROMPTS, ANSWER = [8] * 24, 12  # tokens
-SMALL = "--eval-every 0 --no-eval-first --eval-questions 4 --eval-k 1 --warmup-steps 1".split()
+SMALL = "--eval-every 0 --no-eval-first --eval-k 1 --warmup-steps 1".split()
 COIN = ["--reward", f"{ROOT}/bench/coin.py:coin"]  # whatever the model knows, there is a gradient
 RUNS = dict(  # flags of minirl.py; a sound run in which both versions look at every sync
     smollm=["--model", "SmolLM2-135M-Instruct", "--dtype", "bfloat16", "--steps", "20",
-            "--batch-prompts", "2", "--N", "1", "--max-tokens", "16", *COIN, *SMALL],
+            "--batch-prompts", "2", "--N", "1", "--max-tokens", "16", "--eval-questions", "4",
+            *COIN, *SMALL],
     fp8=["--rollout-dtype", "fp8", "--steps", "20", "--batch-prompts", "8", *SMALL],
     fp8_cache=["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8", "--steps", "20",
                "--batch-prompts", "8", *SMALL],

@@ -1,19 +1,20 @@
 """The probe: do trainer and engine hold the same policy? It looks before training and after syncs.
 
 Both give the log-probs of a few texts. In float32 they agree to the last digits. In 16 bits they
-differ by more than one optimizer step changes, so the probe asks whether they *change* alike: with
-x_t the trainer's change of log pi(y_t) since the engine had the base weights, and y_t the engine's,
-the slope of y on x is 1 when everything arrived, 0.5 when half of it did. A gap that was there
-before cancels, and noise averages out. Before training both get a random adapter, whose change
-stands far above the noise, so that a missing part shows, too (docs/logprobs.md).
+differ by more than one step changes, so the probe asks whether they *change* alike: with x_t the
+trainer's change of log pi(y_t) since the engine had the base weights, and y_t the engine's, the
+slope of y on x is 1 when everything arrived, 0.5 when half did. Before training both get a random
+adapter, whose change stands far above the noise (docs/logprobs.md).
 """
+import itertools
 import math
 
 import torch
 
 from parts.logprobs import Row, micro_batches, token_logprobs
 
-TEXTS, LONGEST = 8, 64  # how many, and a response's tokens: a check takes one per cent of a step
+TOKENS = 2048  # in all texts, prompts included: a check should take one per cent of a step
+LONGEST = 32  # tokens of a text's response
 TRIAL = 1.0  # nats (rms) by which the trial adapter moves the trainer's log-probs, at least
 OFF = 0.1  # how far from 1 a slope may be, beside noise: sound runs in 8 bits had 0.93
 
@@ -45,7 +46,9 @@ class Probe:
     def __init__(self, engine, policy, problems, *, limits: tuple, max_tokens: int = LONGEST,
                  temperature: float = 1.0):
         self.engine, self.policy, (self.gap, self.rest) = engine, policy, limits
-        texts = [problem.prompt_ids for problem in problems[:TEXTS]]
+        sums = itertools.accumulate(len(problem.prompt_ids) + LONGEST for problem in problems)
+        count = max(1, sum(total <= TOKENS for total in sums))
+        texts = [problem.prompt_ids for problem in problems[:count]]
         rollouts = engine.generate(texts, n=1, max_tokens=min(LONGEST, max_tokens))
         rows = [Row(ids + r.token_ids, len(ids), r.logprobs, 0.0)
                 for ids, (r,) in zip(texts, rollouts)]
@@ -55,8 +58,7 @@ class Probe:
         self.compare(*self.start)  # of sampling there is no change yet, only a gap
         self.start = self.trainer(), self.of_engine()  # of reading, at temperature 1
         self.try_adapter()
-        print(f"probe: trainer and engine hold the same policy, by {len(texts)} texts and a trial "
-              "change of the weights", flush=True)
+        print(f"probe: trainer and engine agree on {count} texts and a trial change of weights")
 
     @torch.no_grad()
     def trainer(self, temperature: float = 1.0):

@@ -12,7 +12,7 @@ import models_small
 from engines import random_ids
 from models_small import move, second, trained_weights
 from parts.logprobs import Row, token_logprobs
-from parts.probe import LONGEST, TEXTS, Probe, limits, slope
+from parts.probe import LONGEST, TOKENS, Probe, limits, slope
 
 EXACT = limits("float32", "float32", "auto", mixture=False)
 HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
@@ -127,10 +127,12 @@ def test_what_breaks_later_is_seen_within_three_steps(how):
 
 def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling():
     """The trainer computes them by length. Later, when texts are read, the temperature is 1."""
-    policy, lengths = small_policy(), [30, 4, 17, 9] * 3
+    policy, lengths = small_policy(), [30, 4, 17, 9] * 20
     engine = NoisyEngine(policy, temperature=0.7)
     probe = probed(engine, policy, EXACT, lengths, temperature=0.7, max_tokens=99)
-    assert sorted(row.prompt_length for row in probe.rows) == sorted(lengths[:TEXTS])
+    count = len(probe.rows)
+    assert sorted(row.prompt_length for row in probe.rows) == sorted(lengths[:count])
+    assert TOKENS - 62 < sum(len(row.ids) for row in probe.rows) <= TOKENS
     assert {row.length for row in probe.rows} == {LONGEST}
     torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
     with judged(False):
