@@ -4,8 +4,7 @@ Both give the log-probs of a few texts. In float32 they agree to the last digits
 differ by more than one step changes, so the probe asks whether they *change* alike: with x_t the
 trainer's change of log pi(y_t) since the engine had the base weights, and y_t the engine's, the
 slope of y on x is 1 when everything arrived, 0.5 when half did. Before training both get a random
-adapter, whose change stands far above the noise (docs/logprobs.md).
-"""
+adapter, whose change stands far above the noise (docs/logprobs.md)."""
 import itertools
 import math
 

@@ -19,8 +19,7 @@ that will be sampled. Only the *choice* is replayed. How much each chosen expert
 anew, g_e = exp(s_e) / sum over the chosen e' of exp(s_e'), so the router's logits s have gradients.
 
 Routes are integers [tokens, decoder layers, k]: row t has the experts that token t passed through,
-which predicted token t + 1. T tokens have T - 1 rows, because the last one is never fed back. Where
-a route is -1 the router decides.
+which predicted token t + 1. The last token is never fed back and has none. -1: the router decides.
 """
 import contextlib
 from functools import partial
@@ -116,9 +115,7 @@ def stacked(experts: dict, decoder_layers: int):
 
 @contextlib.contextmanager
 def replaying(policy, rows: list):
-    """Force the routes in `row.replay`, if there are any, on the passes of these `rows`; on the
-    backward pass, too: with gradient checkpointing it runs the routers again.
-    """
+    """Force `row.replay`, if there is one, on all passes of these rows, the backward pass too."""
     routing = getattr(policy, "routing", None)
     if routing and rows[0].replay is not None:
         routing.force(rows)
@@ -130,9 +127,8 @@ def replaying(policy, rows: list):
 
 
 def note_routes(policy, rows: list, replay: str) -> None:
-    """Notes on each row which experts the trainer chose, after the pass that gave its log pi_old.
-
-    `agrees`: were they the engine's? (Under R3 the earlier layers were already forced to them.)
+    """Notes on each row which experts the trainer chose in the pass that gave its log pi_old, and
+    whether they were the engine's (to which R3 had already forced the earlier layers).
     """
     routing = getattr(policy, "routing", None)
     if not routing:
@@ -155,10 +151,9 @@ def require_routes(policy, groups: list) -> None:
 class CpuRecorder:
     """The experts that vLLM's CPU build used, by request: vLLM itself returns them on GPUs only.
 
-    Every router of vLLM can report its choice for the rows of a batch, which the model runner has
-    put together from requests. This needs the engine in this process, eager mode, no prefix caching
-    (cached tokens are not routed again), and one batch at a time. It reads vLLM 0.32's
-    `MoERunner.layer_id`, `input_batch` and `query_start_loc`; without them no MoE runs on a CPU.
+    It needs the engine in this process, eager mode, no prefix caching (cached tokens are not routed
+    again), and one batch at a time. It reads vLLM 0.32's `MoERunner.layer_id`, `input_batch` and
+    `query_start_loc`; without them no MoE runs on a CPU.
     """
 
     def __init__(self, llm):
