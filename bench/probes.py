@@ -1,6 +1,6 @@
-"""Two versions of the probe side by side: which faults each one sees, and where it cries wolf.
+"""Two versions of the probe side by side: which faults each one sees, and which sound runs it ends.
 
-    git show HISTORY:parts/probe.py > /tmp/earlier.py     # the version to compare with
+    git show COMMIT:parts/probe.py > /tmp/earlier.py     # the version to compare with
     python bench/probes.py faults --earlier /tmp/earlier.py     # ten minutes
     python bench/probes.py moe --earlier /tmp/earlier.py        # RUNS below: some minutes each
 
@@ -23,12 +23,11 @@ FAULTS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the ch
 NOISES = (0.01, 0.04)  # nats on each of the engine's log-probs; one step moves them by about 0.04
 SEEDS, SOUND, BROKEN, SIZE = range(10), 6, 3, 3e-3
 PROMPTS, ANSWER = [8] * 24, 12  # tokens
-SMALL = "--eval-every 0 --no-eval-first --eval-k 1 --warmup-steps 1".split()
+SMALL = "--eval-every 0 --no-eval-first --eval-questions 4 --eval-k 1 --warmup-steps 1".split()
 COIN = ["--reward", f"{ROOT}/bench/coin.py:coin"]  # whatever the model knows, there is a gradient
 RUNS = dict(  # flags of minirl.py; a sound run in which both versions look at every sync
     smollm=["--model", "SmolLM2-135M-Instruct", "--dtype", "bfloat16", "--steps", "20",
-            "--batch-prompts", "2", "--N", "1", "--max-tokens", "16", "--eval-questions", "4",
-            *COIN, *SMALL],
+            "--batch-prompts", "2", "--N", "1", "--max-tokens", "16", *COIN, *SMALL],
     fp8=["--rollout-dtype", "fp8", "--steps", "20", "--batch-prompts", "8", *SMALL],
     fp8_cache=["--rollout-dtype", "bfloat16", "--kv-cache-dtype", "fp8", "--steps", "20",
                "--batch-prompts", "8", *SMALL],
@@ -145,16 +144,15 @@ def tables(rows: list[dict], probes: list[str]) -> str:
     """Of all rows: how often each fault was seen, and what was said of sound runs."""
     tried = [row for row in rows if row["part"] == "faults"]
     table = [["fault", "noise", *(f"{name}: {when}" for name in probes
-                                  for when in ("at the start", "later", "in both"))]]
+                                  for when in ("at the start", "later"))]]
     for fault in ("none", *FAULTS):
         for noise in NOISES:
             cells = []
             for name in probes:
                 own = [row for row in tried if (row["fault"], row["noise"], row["probe"])
                        == (fault, noise, name)]
-                cells += [f"{sum(map(bool, hit))} of {len(own)}" for hit in (
-                    [row["start"] for row in own], [row["later"] for row in own],
-                    [row["start"] and row["later"] for row in own])]
+                cells += [f"{sum(bool(row[when]) for row in own)} of {len(own)}"
+                          for when in ("start", "later")]
             table.append([fault, str(noise), *cells])
     sound = [["run", "probe", "checks", "alarms", "slopes", "largest mean gap"]]
     for name in RUNS:

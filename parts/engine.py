@@ -242,6 +242,8 @@ def start(model: str, options: dict):
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError,
             AssertionError) as error:  # the last: another process has released a GPU's memory
+        if isinstance(error.__cause__, SystemExit):  # Ctrl-C in the middle of an import
+            raise error.__cause__
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
     finally:  # vLLM 0.32's CPU worker replaces it by one that refuses, for threads that are bound

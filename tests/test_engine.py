@@ -242,7 +242,12 @@ def test_tokens_are_those_that_were_sampled():
     assert rollout.token_ids == ids and rollout.logprobs == [-1.0] * 5
 
 
+INTERRUPTED = RuntimeError("Error calling __set_name__")  # as Python wraps a Ctrl-C in a class
+INTERRUPTED.__cause__ = SystemExit(130)
+
+
 @pytest.mark.parametrize("error, ends", [
+    (INTERRUPTED, SystemExit),
     (ValueError("No available memory. Try increasing\ngpu_memory_utilization"), SystemExit),
     (NotImplementedError("'_C' object has no attribute 'scaled_fp8_quant'"), SystemExit),
     (AssertionError("Error in memory profiling. Initial free memory 70 GiB"), SystemExit),
@@ -257,7 +262,9 @@ def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, err
     with pytest.raises(ends) as ended:
         engine_module.start("any", {})
     assert torch.set_num_threads is threads
-    if ends is SystemExit:
+    if error is INTERRUPTED:
+        assert ended.value.code == 130
+    elif ends is SystemExit:
         said = str(ended.value)
         assert said.isprintable() and "gpu_memory_utilization is --engine-memory" in said
         assert f"did not start ({str(error).split(chr(10))[0] or 'RuntimeError'}" in said
