@@ -221,7 +221,8 @@ def test_what_is_missing_of_the_trial_is_judged_beside_the_noise(missing, noise,
 
 def test_limits_are_as_loose_as_the_precisions_and_no_looser():
     assert EXACT[0] <= 1e-4 and all(a < b < c for a, b, c in zip(EXACT, HALF, EIGHT))
-    assert limits("float32", "float32", "auto", mixture=True) == HALF  # experts may be tied
+    tied = limits("float32", "float32", "auto", mixture=True)
+    assert tied == (HALF[0], EXACT[1])  # two experts may be tied: that is far off in a single text
     assert limits("float32", "bfloat16", "auto", mixture=False) == HALF
     for engine_dtype, cache in (("fp8", "auto"), ("float32", "fp8"), ("bfloat16", "fp8")):
         assert limits("float32", engine_dtype, cache, mixture=False) == EIGHT
