@@ -86,7 +86,7 @@ class Probe:
         stuck = rms(x_T) > 1e-5 and not y_T.any()  # noise would not be exactly 0
         if stuck or not (gap_T.mean() < self.gap and alike):  # also where one of them is NaN
             raise SystemExit(
-                "Engine and trainer do not hold the same policy: |log mu - log pi_old| is "
+                "Engine and trainer disagree: |log mu - log pi_old| is "
                 f"{gap_T.mean():.1e} on average and {gap_T.max():.1e} at most (nan: the weights "
                 "are damaged, or too large for float16), and the engine's log-probs changed by "
                 f"{b:.2f} +- {error:.2f} times what the trainer's did. Training would be wrong; "

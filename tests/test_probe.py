@@ -87,7 +87,7 @@ def bare(bounds=HALF, base=(0.0, 0.0), tokens: int = 500) -> Probe:
 
 def judged(sound: bool):
     return contextlib.nullcontext() if sound else pytest.raises(
-        SystemExit, match="do not hold the same policy.*other --sync")
+        SystemExit, match="Engine and trainer disagree.*other --sync")
 
 
 # ------------------------------------------------------------------------------------ whole probes
