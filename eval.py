@@ -375,7 +375,7 @@ def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> l
             protocol["path"], max_model_len=protocol["context"], dtype=protocol["dtype"],
             max_num_seqs=protocol["engine_sequences"], memory_share=protocol["engine_memory"],
             temperature=protocol["temperature"], stop_token_ids=protocol["stop"],
-            seed=protocol["seed"], lora_rank=rank,
+            seed=protocol["seed"], lora_rank=rank, architecture=policy and policy.config,
             sync_mode=protocol["sync"] if policy else "merge")
         for file, rows in reversed([*zip(files, done)]):  # the engine begins as the base model
             if policy and file == files[0]:

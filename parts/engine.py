@@ -1,15 +1,10 @@
 """The rollout engine: vLLM in this process, driven one engine step at a time.
 
-What the rest of the project relies on:
-
-* `submit` / `step`: requests may be added between any two engine steps, so a prompt's next round of
-  samples starts as soon as that prompt needs it. There is no barrier between prompts.
-* Every sampled token comes with log mu(y_t), the log-probability under the distribution that it was
-  drawn from, which is the one after the temperature (`processed_logprobs`). vLLM reports raw ones
-  by default, which are wrong at any temperature but 1. Top-p and top-k stay off: they would
-  renormalise mu over a subset and bias pi/mu on every token.
+Requests may be added between any two engine steps, so a prompt's next round of samples starts as
+soon as that prompt needs it. Every sampled token comes with log mu(y_t), its log-prob under the
+distribution that it was drawn from: after the temperature, where vLLM's default is before. Top-p
+and top-k stay off, because they would renormalise mu and bias pi/mu on every token.
 """
-import contextlib
 import ctypes
 import itertools
 import logging
@@ -26,7 +21,7 @@ from tqdm import tqdm
 
 from parts.machine import build_for_cpu, threads
 from parts.models import empty_model
-from parts.policy import adapted_layers
+from parts.policy import adapted_layers, merged_weights
 from parts.routing_replay import CpuRecorder
 from parts.text import shown
 
@@ -72,14 +67,10 @@ def configure_vllm(on_cpu: bool) -> None:
 
 
 def seed_everything(rng: random.Random) -> None:
-    """Let `rng` decide what vLLM draws.
-
-    Its CPU build samples from torch's global state. On a GPU it draws a seed for each request from
-    numpy's.
-    """
+    """Let `rng` decide what vLLM draws."""
     state = rng.getrandbits(63)
-    torch.manual_seed(state)
-    numpy.random.seed(state % 2**32)
+    torch.manual_seed(state)  # its CPU build samples from torch's global state
+    numpy.random.seed(state % 2**32)  # on a GPU it draws a seed for each request from numpy's
 
 
 class Engine:
@@ -87,18 +78,16 @@ class Engine:
 
     `sync_mode`: "merge" reloads merged weights in place: on a CPU vLLM's LoRA kernels decode 2.7
     times slower. "adapter" swaps the LoRA adapter: nothing is rounded into a base of 16 bits.
-
     `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
     the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
-
-    Raises SystemExit with one sentence for what this machine or this build of vLLM cannot do.
+    `architecture`: the model's config, which --sync adapter needs.
     """
 
     def __init__(self, model: str, *, max_model_len: int, max_num_seqs: int = 256,
                  dtype: str = "auto", kv_cache_dtype: str = "auto", temperature: float = 1.0,
                  lora_rank: int = 16, sync_mode: str = "merge", memory_share: float = 0.5,
                  sleep: bool = False, stop_token_ids: list[int] = (), seed: int = 0,
-                 routes: bool = False):
+                 routes: bool = False, architecture=None):
         self.on_cpu = build_for_cpu()
         configure_vllm(self.on_cpu)
         options = dict(
@@ -107,13 +96,9 @@ class Engine:
             enable_prefix_caching=not (routes and self.on_cpu))  # its recorder sees every token
         options |= machine_options(self.on_cpu, memory_share, sleep, routes, max_model_len)
         if sync_mode == "adapter":
-            options |= adapter_options(model, lora_rank, dtype, self.on_cpu, routes)
+            options |= adapter_options(architecture, lora_rank, dtype, self.on_cpu, routes)
         if dtype == "fp8":
             options |= fp8_linears(self.on_cpu)
-        # One of several processes: the GPU of this number is its. Clusters and notebooks may set
-        # LOCAL_RANK for a single process, too, but it has no group.
-        if "LOCAL_RANK" in os.environ and torch.distributed.is_initialized():
-            options["distributed_executor_backend"] = "external_launcher"
         self.llm = start(model, options)
         self.recorder = CpuRecorder(self.llm) if routes and self.on_cpu else None
         self.sync_mode, self.routes = sync_mode, routes
@@ -133,15 +118,13 @@ class Engine:
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
 
-    # --------------------------------------------------------------------------------- sampling
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
                temperature: float | None = None, seed: int | None = None) -> None:
         """Ask for one sample; `step` returns it with its `key` (any hashable).
 
         temperature None: the engine's. seed None: `seed_everything` decides what is drawn.
         """
-        sampling = (self.sampling if temperature is None
-                    else self.sampling | dict(temperature=temperature))
+        sampling = self.sampling | ({} if temperature is None else dict(temperature=temperature))
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
@@ -167,31 +150,29 @@ class Engine:
         schedules the next one while one is computed, so a step may also return nothing.
         """
         engine = self.llm.llm_engine
+        # vLLM 0.32 has no public name for that batch. If `batch_queue` goes, each sync fails here.
         return engine.has_unfinished_requests() or bool(engine.engine_core.engine_core.batch_queue)
 
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int) -> list[list[Rollout]]:
         """n samples of each prompt (token ids), [prompts][n]: for the probe, benchmarks, tests."""
-        for p, prompt_ids in enumerate(prompts):
-            for s in range(n):
-                self.submit((p, s), prompt_ids, max_tokens)
-        found = {}
+        rollouts = {(p, s): None for p in range(len(prompts)) for s in range(n)}
+        for p, s in rollouts:
+            self.submit((p, s), prompts[p], max_tokens)
         while self.busy:
-            found.update(self.step())
-        return [[found[p, s] for s in range(n)] for p in range(len(prompts))]
+            rollouts.update(self.step())
+        return [[rollouts[p, s] for s in range(n)] for p in range(len(prompts))]
 
     def prompt_logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """log mu of every token but the first of given sequences, at temperature 1."""
         for i, ids in enumerate(sequences):
             self._add(i, ids, self._params(max_tokens=1, prompt_logprobs=0, detokenize=False))
-        found = {}
+        scores = {}
         while self.busy:
-            for out in self.llm.llm_engine.step():
-                if out.finished:
-                    self._routes(out)  # or the recorder would keep them
-                    rows = zip(out.prompt_token_ids[1:], out.prompt_logprobs[1:])
-                    found[self._keys.pop(out.request_id)] = [
-                        row[token].logprob for token, row in rows]
-        return [found[i] for i in range(len(sequences))]
+            for out in filter(lambda out: out.finished, self.llm.llm_engine.step()):
+                self._routes(out)  # or the recorder would keep them
+                tokens = zip(out.prompt_token_ids[1:], out.prompt_logprobs[1:])
+                scores[self._keys.pop(out.request_id)] = [row[id].logprob for id, row in tokens]
+        return [scores[i] for i in range(len(sequences))]
 
     def _add(self, key, prompt_ids, params) -> None:
         request_id = str(next(self._counter))
@@ -199,33 +180,27 @@ class Engine:
         self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params,
                                         lora_request=self._adapter)
 
-    # ---------------------------------------------------------------------------------- weights
-    def sync(self, policy, weights=None) -> None:
-        """Make the engine sample from the weights of `policy`, a PEFT model. Empties the cache.
-
-        `weights`, if there are any, yields (Hugging Face name, tensor) in the place of
-        `merged_weights`: recipes/trl_ada.py trains other models, too.
-        """
+    def sync(self, policy) -> None:
+        """Make the engine sample from the weights of `policy`, a PEFT model. Empties the cache."""
         self.clear_cache()  # before, so that no batch that ran ahead meets two sets of weights
         if self.sync_mode == "merge":
-            weights = dict(weights_iterator=weights or merged_weights(policy))
-            self.llm.collective_rpc("reload_weights", kwargs=weights)
+            self.reload(merged_weights(policy))
         else:
             self.load_adapter(policy)
+
+    def reload(self, weights) -> None:
+        """Take over these weights, (Hugging Face name, tensor) each, after `clear_cache`."""
+        self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
         if self.on_cpu:
             ctypes.CDLL(None).malloc_trim(0)  # else up to 1 GB stays in gaps between buffers
 
     def clear_cache(self) -> None:
-        """Drop cached keys and values: they belong to the weights that computed them.
-
-        Raises RuntimeError while responses are being written, or if vLLM keeps its cache.
-        """
-        if self._keys:
-            raise RuntimeError(f"{len(self._keys)} responses are still being written")
-        while self.busy:
+        """Drop cached keys and values. Raises RuntimeError if that cannot be done."""
+        while self.busy and not self._keys:
             self.llm.llm_engine.step()
-        if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM did not drop its cache, which belongs to the old weights")
+        if self._keys or not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not drop its cache, which belongs to the old weights "
+                               f"({len(self._keys)} responses are still being written)")
 
     def load_adapter(self, policy) -> None:
         """Swap the adapter. vLLM caches by name, id and path, so each sync uses fresh ones."""
@@ -248,12 +223,10 @@ class Engine:
 
 
 def rollout_of(output, text: str, routes=None, tokenizer=None) -> Rollout:
-    logprobs = list(output.logprobs.logprobs)
-    return Rollout(list(output.token_ids), logprobs, output.finish_reason, text, routes,
-                   tokenizer=tokenizer)
+    return Rollout(list(output.token_ids), list(output.logprobs.logprobs), output.finish_reason,
+                   text, routes, tokenizer=tokenizer)
 
 
-# --------------------------------------------------------------------------------- starting vLLM
 def start(model: str, options: dict):
     """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
     import vllm
@@ -272,87 +245,48 @@ def start(model: str, options: dict):
             raise error.__cause__
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
-    finally:  # vLLM's own refuses, for a CPU's cores to which threads are bound; here none is
+    finally:  # vLLM 0.32's CPU worker replaces it by one that refuses, for threads that are bound
+        # to cores. Here none is bound, and parts/machine.py changes their number.
         torch.set_num_threads = set_num_threads
 
 
 def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool,
                     max_model_len: int) -> dict:
-    """vLLM's options that differ between a CPU and a GPU."""
     if on_cpu:
-        # Prompts share whole blocks of the cache only, and few have vLLM's 128 tokens in common.
-        # A prompt is read in one step: a part of one would draw a token that is thrown away, which
-        # vLLM 0.32 cannot take back from a request with a seed ("CPU Generator does not use
-        # offset").
+        # Prompts share whole blocks of the cache only, and few have vLLM's 128 tokens in common. A
+        # prompt is read in one step, because vLLM 0.32 fails where a request with a seed is read in
+        # parts ("CPU Generator does not use offset").
         return dict(enforce_eager=True, block_size=32, enable_chunked_prefill=False,
                     max_num_batched_tokens=max(4096, max_model_len))
-    # On cards of 70 GiB vLLM would read 16,384 tokens at once, and set memory aside for that.
-    # Prompts are short here, and its cache can use the memory.
-    options = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=sleep,
-                   enable_return_routed_experts=routes,
-                   max_num_batched_tokens=max(8192, max_model_len))
     if routes:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
-    return options
+    # On cards of 70 GiB vLLM would set memory aside for 16,384 tokens, which its cache can use.
+    return dict(gpu_memory_utilization=memory_share, enable_sleep_mode=sleep,
+                enable_return_routed_experts=routes,
+                max_num_batched_tokens=max(8192, max_model_len))
 
 
-def adapter_options(model: str, rank: int, dtype: str, on_cpu: bool, routes: bool) -> dict:
+def adapter_options(architecture, rank: int, dtype: str, on_cpu: bool, routes: bool) -> dict:
     """vLLM's options for serving the trainer's adapter. Raises SystemExit where it cannot."""
-    from transformers import AutoConfig
     from vllm.config.lora import MaxLoRARanks
 
     if on_cpu and routes or dtype == "float32" and not on_cpu:
-        raise SystemExit(f"vLLM cannot serve {shown(model)} with an adapter here (on a CPU: a "
-                         "mixture of experts; on a GPU: float32): use --sync merge.")
+        raise SystemExit("vLLM cannot serve an adapter here (on a CPU: of a mixture of experts; on "
+                         "a GPU: in float32): use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
-                lora_target_modules=adapted_layers(empty_model(config)))
+                lora_target_modules=adapted_layers(empty_model(architecture)))
 
 
 def fp8_linears(on_cpu: bool) -> dict:
-    """vLLM's options for linear layers in 8 bits, quantised at the start and at every sync.
-
-    Routers stay in bfloat16. On a CPU experts do too, for vLLM has no kernel for them there.
-    """
-    routers = ["*.mlp.gate"]
-    if on_cpu:
-        own = dict(linear="fp8_per_channel", ignore=routers)
-        return dict(quantization="online", quantization_config=own)
-    return dict(quantization="fp8_per_tensor", quantization_config=dict(ignore=routers))
+    """vLLM's options for linear layers in 8 bits, quantised at the start and at every sync."""
+    routers = dict(ignore=["*.mlp.gate"])  # they stay in bfloat16
+    if on_cpu:  # so do experts, because vLLM has no kernel for them there
+        return dict(quantization="online",
+                    quantization_config=dict(linear="fp8_per_channel") | routers)
+    return dict(quantization="fp8_per_tensor", quantization_config=routers)
 
 
-# ----------------------------------------------------------------------------- handing weights over
-def merged_weights(policy, gather=contextlib.nullcontext):
-    """Yields (Hugging Face name, tensor) of every adapted layer of a PEFT model: W + scale * B A,
-    and its bias; and of the linear layers beside it. `gather(weights)` is a context in which they
-    are whole.
-
-    The sum is a new tensor: merging in place and unmerging would leave rounding errors in the base
-    weights, and a resumed run would be another. vLLM builds a layer anew from what it is sent, and
-    its layers hold several of Hugging Face's (queries, keys and values): so the bias is sent, too,
-    and neighbours that have no adapter. Other layers must not be sent: vLLM 0.32 would overwrite
-    the copies of experts that its CPU kernels have repacked.
-    """
-    modules = dict(policy.base_model.model.named_modules())
-    adapted = {name for name, module in modules.items() if hasattr(module, "get_delta_weight")}
-    blocks = {name.rpartition(".")[0] for name in adapted}
-    with torch.no_grad():
-        for name, module in modules.items():
-            linear = name in adapted or isinstance(module, torch.nn.Linear)
-            if not linear or name.rpartition(".")[0] not in blocks:
-                continue
-            base = module.get_base_layer() if name in adapted else module
-            with gather(list(module.parameters())):
-                weight = base.weight
-                if name in adapted:
-                    weight = weight + module.get_delta_weight("default").to(weight.dtype)
-                yield f"{name}.weight", weight
-                if base.bias is not None:
-                    yield f"{name}.bias", base.bias
-
-
-# ------------------------------------------------------------------------- as the sampler sees it
 class WatchedEngine:
     """The engine with a progress bar; notes on rollouts in which engine steps they were written."""
 

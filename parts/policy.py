@@ -108,6 +108,45 @@ def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
                                 enabled=dtype == "float16")
 
 
+def merged_weights(policy):
+    """Yields (Hugging Face name, tensor) of every adapted layer, W + scale * B A and its bias; and
+    of the linear layers beside it.
+
+    vLLM builds a layer anew from what it is sent, and its layers hold several of Hugging Face's
+    (queries, keys and values): so the bias is sent, too, and neighbours that have no adapter. Other
+    layers must not be sent: vLLM 0.32 would overwrite the copies of experts that its CPU kernels
+    have repacked.
+    """
+    for name, layer in sent_layers(policy):
+        yield from merged(name, layer)
+
+
+def sent_layers(policy) -> list[tuple]:
+    """[(name, layer)] of those that `merged_weights` yields."""
+    modules = dict(policy.base_model.model.named_modules())
+    adapted = {name for name, module in modules.items() if hasattr(module, "get_delta_weight")}
+    blocks = {name.rpartition(".")[0] for name in adapted}
+    linear = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
+    return [(name, module) for name, module in modules.items()
+            if name in adapted | linear and name.rpartition(".")[0] in blocks]
+
+
+@torch.no_grad()
+def merged(name: str, layer):
+    """Yields (name, tensor) of weight and bias of one layer.
+
+    The sum is a new tensor: merging in place and unmerging would leave rounding errors in the base
+    weights, and a resumed run would be another.
+    """
+    base = layer.get_base_layer() if hasattr(layer, "get_delta_weight") else layer
+    weight = base.weight
+    if base is not layer:
+        weight = weight + layer.get_delta_weight("default").to(weight.dtype)
+    yield f"{name}.weight", weight
+    if base.bias is not None:
+        yield f"{name}.bias", base.bias
+
+
 # ------------------------------------------------------------- an adapter for eval.py and an export
 def read_config(adapter: str) -> dict:
     """The adapter's own config. Raises SystemExit unless it is a plain LoRA adapter.

@@ -151,7 +151,7 @@ def find_model(config: Config):
         empty = empty_model(architecture)  # a config of which no model can be made ends here
     if build_for_cpu():
         fit_in_memory(config, empty)
-    config.replay = choose_replay(config.replay, path, config.mini_batches)
+    config.replay = choose_replay(config.replay, architecture, config.mini_batches)
     tokenizer = load_tokenizer(path)
     return path, tokenizer, stop_ids(path, tokenizer, config.template, config.stop)
 
@@ -182,6 +182,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
 def start_engine(config: Config, path: str, stops: list[int]) -> Engine:
     """vLLM with the model, whose answers end at `stops`. Prints what follows from the machine."""
     print(in_one_line(config))
+    architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
     # 2: the probe's texts have at least one token of a response, and vLLM adds another.
     return Engine(
         path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
@@ -189,7 +190,8 @@ def start_engine(config: Config, path: str, stops: list[int]) -> Engine:
         dtype=config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,
         sleep=config.sleep, stop_token_ids=stops, seed=config.seed,
-        routes=is_supported(path) and (build_for_cpu() or config.replay == "r3"))
+        routes=is_supported(architecture) and (build_for_cpu() or config.replay == "r3"),
+        architecture=architecture)
 
 
 def make_optimizer(policy, config: Config):

@@ -146,7 +146,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import AutoConfig, TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -177,7 +177,8 @@ class AdaTrainer(GRPOTrainer):
 
     def sync_weights(self) -> None:
         """TRL calls it before it asks for rollouts, when the weights have changed."""
-        self.engine.sync(self.model, trained_weights(self.model, self._dist.gather_params))
+        self.engine.clear_cache()
+        self.engine.reload(trained_weights(self.model, self._dist.gather_params))
         self.probe = self.probe or PromptProbe(self)
         self.probed = self.probe.check()
 
@@ -309,8 +310,9 @@ def require_resumable(newest: Path | None, steps: int) -> None:
 def make_trainer(c: Config, grader) -> AdaTrainer:
     args, found = trl_settings(c), before_training(c, grader)
     engine = start_engine(c, found.path, found.stops)
+    architecture = AutoConfig.from_pretrained(found.path, trust_remote_code=False)
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules=ATTENTION if is_supported(found.path) else "all-linear")
+                      target_modules=ATTENTION if is_supported(architecture) else "all-linear")
     torch.manual_seed(c.seed)  # the adapter's start, in all processes alike
     trainer = AdaTrainer(
         c, engine, found.train, grader, model=found.path, args=args, callbacks=[Keeper(c)],

@@ -14,9 +14,11 @@ if found != TESTED:
 import torch
 from accelerate.utils import is_peft_model
 
-from parts.engine import WatchedEngine, configure_vllm, merged_weights
+from parts import engine as core
+from parts.engine import WatchedEngine, configure_vllm
 from parts.logprobs import Sequence
 from parts.machine import build_for_cpu
+from parts.policy import merged, sent_layers
 from parts.probe import Probe, limits
 from parts.routing_replay import is_supported
 
@@ -24,6 +26,18 @@ configure_vllm(build_for_cpu())  # before TRL imports it
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func: the version is pinned
 warnings.filterwarnings("ignore", "TRL currently supports vLLM")  # it does not drive it here
 TEXTS, LONGEST = 8, 256  # of the probe; tokens of a text
+
+
+def start_beside_others(model: str, options: dict, start=core.start):
+    """vLLM; in one of several processes, on the GPU of this process's number. Clusters and
+    notebooks may set LOCAL_RANK for a single process, too, but it has no group.
+    """
+    if "LOCAL_RANK" in os.environ and torch.distributed.is_initialized():
+        options |= dict(distributed_executor_backend="external_launcher")
+    return start(model, options)
+
+
+core.start = start_beside_others
 
 
 class SeededEngine(WatchedEngine):
@@ -48,8 +62,10 @@ def trained_weights(model, gather):
     must ask for all layers.
     """
     if is_peft_model(model):
-        for name, weight in merged_weights(model, gather):
-            yield name, whole(weight)
+        for name, layer in sent_layers(model):
+            with gather(list(layer.parameters())):
+                for part, weight in merged(name, layer):
+                    yield part, whole(weight)
         return
     # duplicates: vLLM's CPU build has a copy of its own of a head that shares its weight
     for name, weight in model.named_parameters(remove_duplicate=False):
@@ -68,15 +84,13 @@ class PromptProbe(Probe):
     One pass for each, through the whole of the trainer's model, as FSDP wants it.
     """
 
-    advice = "try the versions of vLLM and torch that requirements.txt names."
-
     def __init__(self, trainer):
         config, self.trl, self.engine = trainer.config, trainer, trainer.engine
-        self.limits = limits(config.dtype, config.rollout_dtype, config.kv_cache_dtype,
-                             is_supported(trainer.model.name_or_path))
+        self.gap, self.rest = limits(config.dtype, config.rollout_dtype, config.kv_cache_dtype,
+                                     is_supported(trainer.model.config))
         self.rows = [Sequence(problem.prompt_ids[:LONGEST], prompt_length=1)
                      for problem in trainer.problems[:TEXTS]]
-        self.begin(self.trainer(), self.of_engine())
+        self.start = self.trainer(), self.of_engine()
 
     @torch.no_grad()
     def trainer(self):

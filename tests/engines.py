@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from parts import models
 from parts.engine import Engine, configure_vllm
@@ -31,8 +32,9 @@ def serve(folder, **options):
         from vllm.distributed import cleanup_dist_env_and_memory
 
         cleanup_dist_env_and_memory()
-    engine = Engine(str(folder), **dict(max_model_len=128, max_num_seqs=64, dtype="float32")
-                    | options)
+    usual = dict(max_model_len=128, max_num_seqs=64, dtype="float32",
+                 architecture=AutoConfig.from_pretrained(str(folder)))
+    engine = Engine(str(folder), **usual | options)
     try:
         yield engine
     finally:

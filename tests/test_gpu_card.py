@@ -108,6 +108,7 @@ def decide(folder: str, major: int, minor: int, gib: int, dtype: str = "") -> No
     dtype = dtype or machine.default_dtype()
     try:
         engine.Engine(folder, max_model_len=4024, dtype=dtype, lora_rank=16,
+                      architecture=Qwen2Config.from_pretrained(folder),
                       sync_mode=machine.default_sync(dtype))
     except Configured as made:
         print(json.dumps(summary(made.args[0])), flush=True)

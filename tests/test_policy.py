@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig
 
-from models_small import LargestTensor, policy, second, trained_weights
+from models_small import LargestTensor, move, policy, second, trained_weights
 from parts import policy as policy_module
 from parts.logprobs import Sequence, token_logprobs
 from parts.models import empty_model, load_model, tiny_folder
-from parts.policy import adapted_layers
+from parts.policy import adapted_layers, merged_weights
 
 ROWS = [Sequence(list(range(start, start + 20)), 5) for start in (10, 50, 90)]
 
@@ -23,6 +23,35 @@ ROWS = [Sequence(list(range(start, start + 20)), 5) for start in (10, 50, 90)]
 def gradients(trained) -> dict:
     token_logprobs(trained, ROWS)[0].sum().backward()
     return {name: p.grad for name, p in trained.named_parameters() if p.requires_grad}
+
+
+def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
+    """Qwen2's queries, keys and values have a bias. vLLM makes a layer of what it is sent alone."""
+    trained = policy(tiny_folder(), "bfloat16", moved=0.1)
+    base = {name: p.clone() for name, p in trained.base_model.model.state_dict().items()}
+    sent = dict(merged_weights(trained))
+    assert all(torch.equal(base[name], p)  # nothing is rounded away by merging and taking back
+               for name, p in trained.base_model.model.state_dict().items())
+    assert {part for name in sent if name.endswith("bias")
+            for part in name.split(".") if part.endswith("_proj")} == {"q_proj", "k_proj", "v_proj"}
+    assert {value.dtype for value in sent.values()} == {torch.bfloat16}
+    for name, value in sent.items():
+        layer, _, kind = name.rpartition(".")
+        assert torch.equal(value, base[f"{layer}.base_layer.{kind}"]) == (kind == "bias")
+
+
+def test_a_layer_without_an_adapter_is_sent_with_one_beside_it():
+    """vLLM has queries, keys and values in one layer, which it makes of what it is sent alone. PEFT
+    adapts only queries and values of many families where nothing is said."""
+    base = load_model(tiny_folder(), "float32")
+    layers = {name: p.clone() for name, p in base.state_dict().items()}
+    trained = get_peft_model(base, LoraConfig(
+        target_modules=["q_proj", "gate_proj"], layers_to_transform=[1], task_type="CAUSAL_LM"))
+    move(trained, 0.1)
+    sent = dict(merged_weights(trained))
+    assert {*sent} == {name for name in layers if "layers.1." in name and "_proj" in name}
+    changed = {name.split(".")[-2] for name, w in sent.items() if not torch.equal(w, layers[name])}
+    assert changed == {"q_proj", "gate_proj"}
 
 
 def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():

@@ -1,4 +1,4 @@
-"""The probe sees weights that arrive in part or late, and lets sound runs pass."""
+"""The probe sees weights that arrive in part, late or not at all, and lets sound runs pass."""
 import contextlib
 import copy
 import math
@@ -11,18 +11,16 @@ import torch
 import models_small
 from engines import random_ids
 from models_small import move, second, trained_weights
-from parts import probe as probe_module
 from parts.logprobs import Sequence, token_logprobs
-from parts.probe import Limits, Probe, limits, slope
+from parts.probe import LONGEST, TOKENS, Probe, limits, slope
 
 EXACT = limits("float32", "float32", "auto", mixture=False)
 HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
-MANY = [8] * 24  # prompts, of so many tokens
-BREAKS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the change",
+EIGHT = limits("bfloat16", "bfloat16", "fp8", mixture=False)
+FAULTS = ("layer 0", "layer 1", "layer 2", "half of the layers", "half of the change",
           "the step before")
 
 
-# --------------------------------------------------------------------------------- how it is broken
 def broken(policy, how: str, before: dict):
     """A copy of the policy as it would arrive in a sync that is broken like this."""
     other = copy.deepcopy(policy)
@@ -37,273 +35,194 @@ def broken(policy, how: str, before: dict):
     return other
 
 
-def small_policy():
-    """Of three layers, as a run begins."""
-    return models_small.policy(moved=0, rank=8, num_hidden_layers=3)
-
-
-def logprobs_of(policy, rows: list[Sequence], temperature=1.0) -> list[list[float]]:
-    """Of the responses, row by row."""
-    with torch.no_grad():
-        found = token_logprobs(policy, rows, temperature)[0]
-    return [x.tolist() for x in found.split([row.length for row in rows])]
-
-
 class NoisyEngine:
     """An engine that is a copy of the policy, with Gaussian noise on its log-probs: any noise, no
-    vLLM. It starts with the base weights. `how` its syncs are broken; `temperature` of sampling.
-    """
+    vLLM. `how` its syncs are broken; `temperature` of sampling."""
 
-    def __init__(self, policy, noise=0.0, temperature=1.0):
-        self.held, self.noise, self.how = copy.deepcopy(policy), noise, ""
+    def __init__(self, policy, noise=0.0, temperature=1.0, how=""):
+        self.held, self.noise, self.how = copy.deepcopy(policy), noise, how
         self.temperature, self.rng = temperature, random.Random(0)
         self.before = trained_weights(policy)
-        for p in second(self.held).values():
-            p.data.zero_()
 
     def sync(self, policy):
         self.held = broken(policy, self.how, self.before)
         self.before = trained_weights(policy)
 
     def generate(self, prompts, n, max_tokens):
-        rows = [Sequence(ids + [self.rng.randrange(300) for _ in range(max_tokens)], len(ids))
-                for ids in prompts]
-        mu = logprobs_of(self.held, rows, self.temperature)
-        return [[SimpleNamespace(token_ids=row.ids[row.prompt_length:], logprobs=x)]
-                for row, x in zip(rows, mu)]
+        sequences = [ids + [self.rng.randrange(300) for _ in range(max_tokens)] for ids in prompts]
+        scores = self.logprobs(sequences, self.temperature)
+        return [[SimpleNamespace(token_ids=ids[-max_tokens:], logprobs=mu[-max_tokens:])]
+                for ids, mu in zip(sequences, scores)]
 
     def prompt_logprobs(self, sequences):
-        found = logprobs_of(self.held, [Sequence(ids, 1) for ids in sequences])
-        return [[x + self.rng.gauss(0, self.noise) for x in own] for own in found]
+        scores = self.logprobs(sequences)
+        return [[x + self.rng.gauss(0, self.noise) for x in mu] for mu in scores]
+
+    @torch.no_grad()
+    def logprobs(self, sequences, temperature=1.0):
+        rows = [Sequence(ids, 1) for ids in sequences]
+        lp_T = token_logprobs(self.held, rows, temperature)[0]
+        return [x.tolist() for x in lp_T.split([row.length for row in rows])]
 
 
-def probed(engine, policy, bounds=EXACT, prompts=[8] * 4, **options) -> Probe:
+def small_policy(seed: int = 0):
+    """Of three layers, as a run begins."""
+    return models_small.policy(moved=0, rank=8, seed=seed, num_hidden_layers=3)
+
+
+def probed(engine, policy, bounds=HALF, prompts=[8] * 24, made=Probe, **options) -> Probe:
     """A probe with prompts of such lengths."""
     problems = [SimpleNamespace(prompt_ids=random_ids(length, seed=i))
                 for i, length in enumerate(prompts)]
-    return Probe(engine, policy, problems, limits=bounds, **dict(max_tokens=12) | options)
+    return made(engine, policy, problems, limits=bounds, **dict(max_tokens=12) | options)
 
 
-def bare(bounds: Limits, noise: float = 0.0, tokens: int = 500) -> Probe:
-    """Without engine and policy, whose base weights give such log-probs: 0 and `noise`."""
+def bare(bounds=HALF, base=(0.0, 0.0), tokens: int = 500) -> Probe:
+    """Without engine and policy, whose base weights give such log-probs."""
     probe = object.__new__(Probe)
-    probe.limits = bounds
-    probe.begin(torch.zeros(tokens), torch.full((tokens,), noise))
+    probe.gap, probe.rest = bounds
+    probe.start = tuple(x + torch.zeros(tokens) for x in base)
     return probe
 
 
-def normal(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+def judged(sound: bool):
+    return contextlib.nullcontext() if sound else pytest.raises(
+        SystemExit, match="Engine and trainer disagree.*other --sync")
 
 
-# ------------------------------------------------------------------------------------ the statistic
+# ------------------------------------------------------------------------------------ whole probes
+@pytest.mark.slow
+@pytest.mark.parametrize("how, noise, bounds", [
+    *((how, 0.01, HALF) for how in FAULTS), ("layer 2", 1e-6, EXACT),
+    ("half of the change", 0.04, EIGHT)])
+def test_a_trial_adapter_shows_what_never_arrives(how, noise, bounds):
+    policy = small_policy()
+    engine = NoisyEngine(policy, noise)
+    probed(engine, policy, bounds).check()
+    for held in (policy, engine.held):
+        assert not any(p.any() for p in second(held).values())  # as before the trial
+    with judged(False):
+        probed(NoisyEngine(policy, noise, how=how), policy, bounds)
+
+
+@pytest.mark.parametrize("how", [
+    "layer 0", "half of the change", pytest.param("half of the layers", marks=pytest.mark.slow)])
+def test_what_breaks_later_is_seen_within_three_steps(how):
+    """With noise a quarter of a step."""
+    policy = small_policy()
+    engine = NoisyEngine(policy, noise=0.01)
+    probe = probed(engine, policy)
+
+    def steps(*seeds):
+        for seed in seeds:
+            move(policy, 3e-3, seed)
+            engine.sync(policy)
+            assert abs(probe.check()["probe_slope"] - 1) < 0.1
+
+    steps(*range(6))
+    engine.how = how
+    with judged(False):
+        steps(6, 7, 8)
+
+
+def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling():
+    """The trainer computes them by length. Later, when texts are read, the temperature is 1."""
+    policy, lengths = small_policy(), [30, 4, 17, 9] * 20
+    engine = NoisyEngine(policy, temperature=0.7)
+    probe = probed(engine, policy, EXACT, lengths, temperature=0.7, max_tokens=99)
+    count = len(probe.rows)
+    assert sorted(row.prompt_length for row in probe.rows) == sorted(lengths[:count])
+    assert TOKENS - 62 < sum(len(row.ids) for row in probe.rows) <= TOKENS
+    assert {row.length for row in probe.rows} == {LONGEST}
+    torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
+    with judged(False):
+        probed(engine, policy, EXACT, lengths)
+
+
+def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_one():
+    policy = small_policy()
+    engine = NoisyEngine(policy)
+    probe = probed(engine, policy, EXACT)
+    found = probe.check()
+    assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"])
+    move(policy, 4e-3)
+    with judged(False):
+        probe.check()
+    engine.sync(policy)
+    assert probe.check()["probe_slope"] == pytest.approx(1, abs=1e-3)
+
+
+# ------------------------------------------------------------------------------------ the numbers
 def test_the_slope_is_unbiased_and_its_error_is_honest():
-    """Over many draws the slope is off by two errors in about one of twenty."""
-    generator = torch.Generator().manual_seed(0)
-    found = []
+    """Over many tries the slope is off by two errors in about one of twenty."""
+    generator, tries = torch.Generator().manual_seed(0), []
     for _ in range(400):
-        x = torch.randn(200, generator=generator) * torch.rand(200, generator=generator)
-        y = 0.7 * x + 0.5 * x.abs() * torch.randn(200, generator=generator)
-        found.append(slope(x, y))
-    b, error = torch.tensor(found).T
+        x, noise = torch.randn((2, 200), generator=generator) * torch.rand(200, generator=generator)
+        tries.append(slope(x, 0.7 * x + 0.5 * noise))
+    b, error = torch.tensor(tries).T
     assert abs(b.mean() - 0.7) < 0.01 and 0.8 < error.mean() / b.std() < 1.3
     assert 5 <= ((b - 0.7).abs() > 2 * error).sum() <= 40
 
 
 def test_a_single_token_does_not_decide():
-    """A tie between two experts that falls the other way: all else says 1, so no alarm. And where
-    the token that changed most is followed by half, least squares would say 0.75 for all of them.
-    """
-    x = torch.full((100,), 0.02)
-    y = x.clone()
-    y[7] = 1.3
-    b, error = slope(x, y)
-    assert abs(b - 1) < 4 * error
+    """A tie between two experts that falls the other way: least squares would say 0.75."""
     x = torch.full((100,), 0.1)
     x[7] = 1.0
     y = x.clone()
     y[7] = 0.5
-    assert (x * y).sum() / (x * x).sum() < 0.76
     assert slope(x, y)[0] == pytest.approx(1, abs=0.08)
 
 
-def test_a_tokens_residual_is_from_a_fit_without_it():
-    """Where few tokens changed, each one draws the fit towards itself."""
-    x, y = torch.tensor([0.1, 0.1, 0.1, 0.2]), torch.tensor([0.1, 0.1, 0.1, 0.0])
-    w = x.clamp(max=x.square().mean().sqrt())
-    others = [torch.arange(4) != t for t in range(4)]
-    fits = torch.stack([(w[at] * y[at]).sum() / (w[at] * x[at]).sum() for at in others])
-    wanted = (w * (y - fits * x)).square().sum().sqrt() / (w * x).sum()
-    assert slope(x, y)[1] == pytest.approx(wanted.item())
-
-
-# ---------------------------------------------------------------------------------------- no engine
-@pytest.mark.slow
-@pytest.mark.parametrize("how, noise, bounds, words", [
-    *((how, 0.01, HALF, "weights reach it in part only") for how in BREAKS[:5]),
-    *((how, 1e-6, EXACT, "in part only") for how in ("layer 2", "half of the change")),
-    # as with a cache in 8 bits: noise hides it from the rest, whose limit is above everything then
-    *((f"layer {i}", 0.05, Limits("mean", 1.0, 0.9), rf"in doubt: \[.*{i}.*\]") for i in range(3))])
-def test_the_rehearsal_sees_what_never_arrives(how, noise, bounds, words):
-    policy = small_policy()
-    engine, kept = NoisyEngine(policy, noise), trained_weights(policy)
-    probe = probed(engine, policy, bounds, MANY)
-    found = probe.rehearsed
-    assert 0.3 < found["moved"] < 2 and abs(found["slope"] - 1) < 0.05 and not found["lost"]
-    assert all(abs(b - 1) < 4 * error + 0.01 and error < 0.3
-               for b, error in found["layers"].values())
-    probe.check()
-    engine.how = how
-    with pytest.raises(SystemExit, match=words):
-        probed(engine, policy, bounds, MANY)
-    assert all(torch.equal(p, kept[name]) for name, p in second(policy).items())  # as it was
-
-
-@pytest.mark.parametrize("how", [
-    "layer 0", "half of the change", "the step before",
-    pytest.param("half of the layers", marks=pytest.mark.slow)])
-def test_what_breaks_later_is_seen_within_three_steps(how):
-    """With noise a quarter of a step."""
-    policy = small_policy()
-    engine = NoisyEngine(policy, noise=0.01)
-    probe = probed(engine, policy, HALF, MANY)
-    for step in range(6):
-        move(policy, 3e-3, step)
-        engine.sync(policy)
-        found = probe.check()
-    assert abs(found["probe_slope"] - 1) < 0.05 and abs(found["probe_slope_last"] - 1) < 0.3
-    engine.how = how
-    with pytest.raises(SystemExit, match="in part or late"):
-        for step in range(6, 9):
-            move(policy, 3e-3, step)
-            engine.sync(policy)
-            probe.check()
-
-
-@pytest.mark.parametrize("b, error, lost", [
-    (1.0, 0.0, False), (0.81, 0.0, False), (0.79, 0.0, True), (1.21, 0.0, True), (0.0, 0.29, True),
-    (-2.0, 0.29, True), (-2.0, 0.31, False)])  # the last one's noise hides whatever has arrived
-def test_a_layer_is_lost_where_its_slope_is_clearly_not_one(monkeypatch, b, error, lost):
-    monkeypatch.setattr(probe_module, "slope", lambda *_: (b, error))
-    found = bare(EXACT, tokens=3).parts(torch.ones(3), {7: torch.zeros(3)}, torch.ones(3))
-    assert found["lost"] == [7] * lost and found["limit"] == pytest.approx(EXACT.rest)  # no noise
-
-
-@pytest.mark.parametrize("bounds", [EXACT, HALF, Limits("median", 1.0, 0.5)])
+@pytest.mark.parametrize("bounds", [EXACT, HALF, EIGHT])
 def test_a_number_that_is_none_ends_the_run(bounds):
     """NaN is not smaller than a limit, and not larger either."""
-    policy = small_policy()
-    engine = NoisyEngine(policy)
-    probe = probed(engine, policy, bounds)
-    for p in second(policy).values():
-        p.data.fill_(math.nan)
-    engine.sync(policy)
-    with pytest.raises(SystemExit):
-        probe.check()
-    bad, good = torch.tensor([0.0, math.nan, 0.0]), torch.zeros(3)
-    for theirs_T, mine_T in ((bad, good), (good, bad)):
-        with pytest.raises(SystemExit, match="disagree.*weights are damaged"):
-            probe.require_close(theirs_T, mine_T)
+    good, bad = torch.zeros(3), torch.tensor([0.0, math.nan, 0.0])
+    for mine_T, theirs_T in ((bad, good), (good, bad)):
+        with pytest.raises(SystemExit, match="is nan on average .*weights are damaged"):
+            bare(bounds, tokens=3).compare(mine_T, theirs_T)
 
 
-def test_responses_are_compared_in_the_order_of_the_texts_and_long_ones_do_not_pile_up(monkeypatch):
-    """The trainer computes them by length, some rows at a time. One text always, however long."""
-    policy, lengths = small_policy(), [30, 4, 17, 9]
-    monkeypatch.setattr(probe_module, "AT_ONCE", 45)
-    for most, kept in ((50, 2), (10, 1), (4096, 4)):
-        monkeypatch.setattr(probe_module, "MOST_TOKENS", most)
-        probe = probed(NoisyEngine(policy), policy, prompts=lengths, max_tokens=8)
-        assert [row.prompt_length for row in probe.rows] == lengths[:kept]
-        assert len(probe.trainer()) == kept * 8
-        torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
-    engine = NoisyEngine(policy)
-    probe = probed(engine, policy, prompts=lengths, max_tokens=99)
-    assert {row.length for row in probe.rows} == {probe_module.LONGEST}
-    monkeypatch.setattr(probe_module, "ON_CPU", 40)  # a deep model's layers: by the first texts
-    probe.tokens = probe_module.ON_CPU
-    assert {len(lp_T) for lp_T in probe.without_each_layer().values()} == {2 * probe_module.LONGEST}
-    engine.how = "layer 1"
-    with pytest.raises(SystemExit, match=r"in doubt: \[1\]"):
-        probe.rehearse()
+@pytest.mark.parametrize("bounds, noise, mine, theirs, sound", [
+    (EXACT, 0, 1e-6, 0, True),  # the last digits are no change
+    (EXACT, 0, 5e-5, 0, False), (EXACT, 0, 1e-3, 0, False), (HALF, 1e-3, 1e-3, 1e-5, True),
+    (HALF, 1e-3, 3e-3, 0, False), (HALF, 1e-3, 0.1, 0.094, True), (HALF, 1e-3, 0.1, 0.08, False),
+    (HALF, 1e-3, 0.1, 0.12, False), (EIGHT, 1e-3, 0.5, 0.93 * 0.5, True),  # an fp8 cache had 0.93
+    (EIGHT, 0.3, 1e-4, 0, False)])  # no change at all is no noise
+def test_a_change_is_judged_by_its_slope_unless_noise_hides_it(bounds, noise, mine, theirs, sound):
+    x = torch.randn(500, generator=torch.Generator().manual_seed(0))
+    with judged(sound):
+        found = bare(bounds, (0.0, noise)).compare(mine * x, theirs * x + noise)
+        gap_T = ((theirs - mine) * x + noise).abs()
+        assert found["probe_moved"] == pytest.approx(mine, rel=0.1)
+        assert [found["probe_gap_mean"], found["probe_gap_max"]] == pytest.approx(
+            [gap_T.mean().item(), gap_T.max().item()], rel=1e-3)
+        if mine > 0.01:
+            assert found["probe_slope"] == pytest.approx(theirs / mine, abs=1e-3)
 
 
-def test_log_probs_of_sampling_are_compared_at_the_temperature_of_sampling():
-    policy = small_policy()
-    probed(NoisyEngine(policy, temperature=0.7), policy, temperature=0.7).check()  # a prefill's: 1
-    with pytest.raises(SystemExit, match="disagree"):
-        probed(NoisyEngine(policy, temperature=0.7), policy)
+def test_noise_on_both_sides_is_no_alarm_whatever_the_change():
+    """Noise in x makes the slope smaller: a change as small as its noise has 0.5 or less."""
+    generator = torch.Generator().manual_seed(0)
+    for change in (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3):
+        for _ in range(50):
+            noise = 0.02 * torch.randn((4, 500), generator=generator)
+            x = change * torch.randn(500, generator=generator)
+            bare(base=noise[:2]).compare(x + noise[2], x + noise[3])
 
 
-def test_a_resumed_policy_is_compared_with_the_base_weights_and_then_with_its_own():
-    policy = small_policy()
-    move(policy, 0.02, seed=3)
-    engine = NoisyEngine(policy)
-    probe = probed(engine, policy)
-    assert all(torch.equal(p, second(policy)[name]) for name, p in second(engine.held).items())
-    found = probe.check()
-    assert found["probe_moved"] > 0.01 and abs(found["probe_slope"] - 1) < 1e-3
-
-
-def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_called_by_its_name():
-    """Also after others that did."""
-    policy = small_policy()
-    engine = NoisyEngine(policy)
-    probe = probed(engine, policy)
-    for _ in range(3):
-        found = probe.check()
-    assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"])
-    assert math.isnan(found["probe_slope_last"])
-    move(policy, 4e-3, seed=0)
-    engine.sync(policy)
-    probe.check()
-    move(policy, 4e-3, seed=1)
-    with pytest.raises(SystemExit, match="did not reach the engine"):
-        probe.check()
-
-
-# ------------------------------------------------------------------------------ what is judged
-def test_the_last_digits_are_no_change_even_where_both_sides_agreed_to_the_bit():
-    found = bare(EXACT).compare(*(1e-6 * normal(2, 500)))
-    assert math.isnan(found["probe_slope"]) and math.isnan(found["probe_slope_last"])
-
-
-def test_one_slope_is_since_the_start_and_one_since_the_last_sync():
-    x, probe = normal(500), bare(HALF, noise=1e-3)
-    changes = (  # the trainer's, the engine's; the second is hardly more than noise
-        (5e-4, 0), (1.5e-3, 1e-3), (1, 1.0), (2, 1.94), (2.002, 1.942), (2.004, 1.944))
-    seen = [probe.compare(mine * x, theirs * x) for mine, theirs in changes]
-    slopes = [(found["probe_slope"], found["probe_slope_last"]) for found in seen]
-    assert slopes[2:4] == [(pytest.approx(1, abs=1e-3),) * 2,
-                           (pytest.approx(0.97, abs=1e-3), pytest.approx(0.94, abs=1e-3))]
-    assert all(math.isnan(slopes[i][1]) for i in (0, 1, 4))  # too small to be judged yet
-    assert slopes[5][1] == pytest.approx(1, abs=0.01)  # small ones add up
-    assert seen[5]["probe_moved"] == pytest.approx(2.004 * probe_module.rms(x))
-    assert seen[5]["probe_gap_max"] == pytest.approx(0.06 * x.abs().max().item(), rel=1e-3)
-
-
-def test_a_slope_that_is_off_by_many_of_its_errors_is_no_noise():
-    x, noise = normal(2, 500)
-    with pytest.raises(SystemExit, match=r"changed by 0\.\d\d \+- 0.0[12] times"):
-        bare(Limits("mean", 1.0, 0.5)).compare(x, 0.8 * x + 0.3 * noise)
+@pytest.mark.parametrize("missing, noise, sound", [
+    (0.15, 0, True), (0.3, 0, False), (0.3, 0.1, True)])
+def test_what_is_missing_of_the_trial_is_judged_beside_the_noise(missing, noise, sound):
+    x = torch.randn(500, generator=torch.Generator().manual_seed(0))
+    part = (torch.arange(500) % 2 * 2 - 1) * missing * x  # the slope stays 1
+    with judged(sound):
+        bare((9, 0.2), (0, noise)).compare(x, x + part + noise, largest_rest=0.2)
 
 
 def test_limits_are_as_loose_as_the_precisions_and_no_looser():
-    exact, tied = (limits("float32", "float32", "auto", mixture=mixture)
-                   for mixture in (False, True))
-    assert (exact.statistic, tied.statistic) == ("mean", "median") and exact.gap == tied.gap <= 1e-4
-    half = limits("bfloat16", "bfloat16", "auto", mixture=False)
-    assert limits("float32", "bfloat16", "auto", mixture=False) == half
-    assert half.rest < limits("bfloat16", "bfloat16", "auto", mixture=True).rest
+    assert EXACT[0] <= 1e-4 and all(a < b < c for a, b, c in zip(EXACT, HALF, EIGHT))
+    tied = limits("float32", "float32", "auto", mixture=True)
+    assert tied == (HALF[0], EXACT[1])  # two experts may be tied: that is far off in a single text
+    assert limits("float32", "bfloat16", "auto", mixture=False) == HALF
     for engine_dtype, cache in (("fp8", "auto"), ("float32", "fp8"), ("bfloat16", "fp8")):
-        eight = limits("float32", engine_dtype, cache, mixture=False)
-        assert exact.gap < half.gap < eight.gap and exact.rest < half.rest < eight.rest
-
-
-@pytest.mark.parametrize("cache, arrives, sound", [
-    ("fp8", 0.93, True), ("fp8", 0.8, False), ("auto", 0.93, False)])
-def test_in_8_bits_a_far_change_may_arrive_less_than_wholly(cache, arrives, sound):
-    """A sound sync of a mixture of experts behind an fp8 cache once had a slope of 0.93."""
-    x, bounds = normal(500), limits("float32", "bfloat16", cache, mixture=True)
-    with contextlib.nullcontext() if sound else pytest.raises(SystemExit, match="in part or late"):
-        found = bare(bounds, noise=1e-3).compare(x, arrives * x)
-        assert found["probe_slope"] == pytest.approx(arrives, abs=1e-3)
+        assert limits("float32", engine_dtype, cache, mixture=False) == EIGHT

@@ -20,9 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 2, "--N", 1,
          "--max-tokens", 16, "--eval-questions", 2, "--eval-k", 2,
          "--warmup-steps", 1, "--train-anyway")
-# One text, and no passes without a layer: 30 layers take a minute. test_agreement.py has the whole.
-QUICK_PROBE = ("from parts import probe; probe.ON_CPU = 256; "
-               "probe.Probe.without_each_layer = lambda self: {}")
+QUICK_PROBE = "from parts import probe; probe.TOKENS = 1"  # a single text
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ The hook alone, and the agreement of routes: the checks of lab 6, which test_cou
 import itertools
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,25 +122,24 @@ def mixed(mlp, hidden, chosen):
     return out[None]
 
 
-@pytest.mark.parametrize("spoil, sentence", [
-    (lambda route: route.where(route < route.max(), 8), "or one that there is not"),  # of 0 to 7
-    (lambda route: route[:-1], "instead of"), (lambda route: route[:, :2], "instead of"),
-    (lambda route: None, "instead of"), (torch.zeros_like, "one expert twice"),
-    (lambda route: route.index_fill(0, torch.arange(3), 0), "one expert twice")])
-def test_routes_that_cannot_be_right_are_refused(spoil, sentence):
+@pytest.mark.parametrize("spoil", [
+    lambda route: route.where(route < route.max(), 8),  # there are the experts 0 to 7
+    lambda route: route[:-1], lambda route: route[:, :2], lambda route: None, torch.zeros_like,
+    lambda route: route.index_fill(0, torch.arange(3), 0)])  # one expert twice
+def test_routes_that_cannot_be_right_are_refused(spoil):
     policy, rows = deep(), some_rows()
     record(policy, rows)
     length, route = len(rows[0].ids), rows[0].replay
     policy.routing.check(route, length)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match="wrong routes"):
         policy.routing.check(spoil(route), length)
 
 
 def test_what_is_replayed_by_default():
-    moe, dense = model_folder("olmoe"), model_folder("qwen2")
+    moe, dense = (SimpleNamespace(model_type=family) for family in ("olmoe", "qwen2"))
     assert [choose_replay("auto", moe, N) for N in (1, 2, 4, 8)] == ["none", "r2", "r3", "r3"]
     assert choose_replay("auto", dense, 8) == "none" and choose_replay("none", moe, 8) == "none"
-    with pytest.raises(SystemExit, match="mixtures of experts"):
+    with pytest.raises(SystemExit, match="mixtures of experts.*family is qwen2"):
         choose_replay("r2", dense, 4)
 
 
@@ -267,7 +267,7 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(variant):
         engine.prompt_logprobs([[1, 2, 3], [4, 5]])
         (after,), = engine.generate([[1, 2, 3]], n=1, max_tokens=4)
         policy.routing.check(after.routes, 3 + len(after.token_ids))
-        assert not engine.recorder.found  # nothing is kept of what was not asked for
+        assert not engine.recorder.routes  # nothing is kept of what was not asked for
 
 
 @pytest.mark.engine

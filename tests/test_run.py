@@ -583,7 +583,8 @@ def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, m
     that engine and probe are told is as the run's settings say."""
     started = {}
     monkeypatch.setattr(running, "Engine", lambda path, **options: started.update(options))
-    monkeypatch.setattr(running, "is_supported", lambda path: False)
+    dense = SimpleNamespace(model_type="qwen2")
+    monkeypatch.setattr(running.AutoConfig, "from_pretrained", lambda path, **_: dense)
     own = dict(temperature=0.5, kv_cache_dtype="fp8", lora_rank=5, seed=9, sleep=True)
     config = replace(parse([]), max_prompt_tokens=10, max_tokens=max_tokens, dtype="float32",
                      rollout_dtype="bfloat16", sync="adapter", engine_memory=0.3,
@@ -591,7 +592,7 @@ def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, m
     running.start_engine(config, "model", [0])
     assert started == own | dict(
         max_model_len=context, dtype="bfloat16", sync_mode="adapter", memory_share=0.3,
-        max_num_seqs=7, stop_token_ids=[0], routes=False)
+        max_num_seqs=7, stop_token_ids=[0], routes=False, architecture=dense)
     monkeypatch.setattr(running, "limits", lambda *asked: asked)
     monkeypatch.setattr(running, "Probe", lambda *given, **how: (given, how, torch.rand(1)))
     policy, held_out = SimpleNamespace(routing=None), [*range(99)]
