@@ -21,7 +21,7 @@ import os
 import re
 from concurrent.futures import Future
 
-from parts.grader import WORKERS, ForkingGrader, OwnReward
+from parts.grader import WORKERS, ForkingGrader, OwnReward, verdict
 from parts.text import shown
 from verifier.answers import (
     OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, equal_numbers, exact,
@@ -29,6 +29,7 @@ from verifier.answers import (
     take_choice, take_domain, without_set_braces, words)
 from verifier.spelling import is_noun, normalize, plain_characters, squeeze
 
+EQUALITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "verifier", "equality.py")
 MAX_CHARS = 1000  # longer answers are compared as strings only
 # Each notation and each kind of comparison that math-verify meets for the first time costs it up to
 # 0.1 s. These are met once, before any question.
@@ -280,32 +281,19 @@ def same_text(gold: str, answer: str) -> bool | None:
     return bare[0] == bare[1]
 
 
-# --------------------------------------------- 3. the verdict of math-verify, in a child process
-
-def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
-    """(status, why): is every part equal to `gold`?"""
-    from verifier.equality import read, same  # sympy stays out of the trainer's process
-
-    try:
-        g, found = read(gold), [read(part) for part in parts]
-        unequal = next((a for a in found if not same(g, a, style)), None)
-        if unequal is not None:
-            return "wrong", f"math-verify: {g} is not {unequal}"[:500]
-        return "correct", f"math-verify: {g} is {', '.join(map(str, found))}"[:500]
-    except MemoryError:
-        raise
-    except Exception as error:
-        return "unparseable", f"{type(error).__name__}: not read as mathematics"
-
+# ------------------------------------------------------------------------------ 3. the grader
 
 class Grader(ForkingGrader):
     """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a child."""
 
     def __init__(self, workers: int = WORKERS, **limits: float):
-        super().__init__(f"{os.path.abspath(__file__)}:judge", EXAMPLES, workers=workers,
-                         **dict(keep=True) | limits)
+        super().__init__(f"{EQUALITY}:judge", examples=EXAMPLES, workers=workers, **limits)
         # many answers to a problem are the same, and then so are their verdicts
         self.ask_judge = functools.lru_cache(10_000)(super().ask)
+
+    def submit(self, key, problem, rollout, style: str = "") -> None:
+        """Start judging an answer by its problem's gold. `result` takes the key, any hashable."""
+        self.pending[key] = self.ask(problem.answer, rollout.text, style)
 
     def ask(self, gold: str, completion: str, style: str = "") -> Future:
         """The verdict to come; it is there at once if no child is needed."""
@@ -322,7 +310,7 @@ class Grader(ForkingGrader):
         if not status:
             return self.ask_judge(gold, tuple(parts), style)
         future = Future()
-        future.set_result(self.verdict(status, why))
+        future.set_result(verdict(status, why))
         return future
 
     def check_golds(self, golds: list[str]) -> list[bool]:

@@ -81,7 +81,7 @@ def test_columns_that_nobody_reads_are_named(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "set.jsonl: the model does not see the columns choices, passage;" in said
     assert ".jinja" in said and "row.choices" in said and len(said.splitlines()) == 2
-    assert {p.judged_by for p in found} == {"0"}
+    assert {p.answer for p in found} == {"0"}
     load_problems(file, columns="passage,level")
     assert "does not see the columns question, choices;" in capsys.readouterr().out
     for keys in (dict(whole_rows=True), dict(shows="{{ row }}"),  # these have them
@@ -122,7 +122,7 @@ def test_a_row_for_a_template_is_not_for_the_grader(tmp_path):
         dict(shows="{{ row }}"), dict(whole_rows=True), dict(shows="{{ row }}", whole_rows=True),
         {}, dict(shows="{{ row.choices }}{{ row['passage'] }}"))]
     some = {name: PICK[name] for name in ("choices", "passage")}
-    assert [p.judged_by for p in kept] == ["0", PICK, PICK, "0", "0"]
+    assert [p.row for p in kept] == [{}, PICK, PICK, {}, {}]
     assert [p.shown for p in kept] == [PICK, {}, PICK, {}, some]
     assert data.digest(kept[:1]) == data.digest(kept[3:4]) != data.digest(kept[1:2])
 

@@ -23,6 +23,20 @@ INDEXED = re.compile(r"(?<![A-Za-z\\])([EeI])(?=\s*_)")  # with an index it is n
 RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
 
+def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
+    """(status, why): is every part equal to `gold`?"""
+    try:
+        g, found = read(gold), [read(part) for part in parts]
+        unequal = next((a for a in found if not same(g, a, style)), None)
+        if unequal is not None:
+            return "wrong", f"math-verify: {g} is not {unequal}"[:500]
+        return "correct", f"math-verify: {g} is {', '.join(map(str, found))}"[:500]
+    except MemoryError:
+        raise
+    except Exception as error:
+        return "unparseable", f"{type(error).__name__}: not read as mathematics"
+
+
 class HastyParser(_Latex2Sympy):
     """Parses without looking at the context. It is faster, and gives the same tree or raises."""
 
