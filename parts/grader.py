@@ -48,7 +48,7 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")  #
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
 NO_VERDICT = ("timeout", "killed", "raised", "no_number")  # the grader failed, not the completion
-ENDED = (OSError, EOFError)  # nobody reads or writes at the other end
+ENDED = (OSError, EOFError)  # raised where nobody reads or writes at the other end
 
 
 class Verdict(NamedTuple):
@@ -92,8 +92,10 @@ def load(how: SimpleNamespace) -> str:
         exec(compile(how.source.encode("latin-1"), path, "exec"), vars(module))
         how.judge = getattr(module, function)
         if how.threshold is not None:
-            inspect.signature(how.judge).bind({}, "", **raw_for(how.judge, ""))
-            how.judge = functools.partial(score, how.judge, how.threshold)
+            signature = inspect.signature(how.judge)
+            raw = {"raw": ""} if "raw" in signature.parameters else {}
+            signature.bind({}, "", **raw)  # raises TypeError if it cannot be called so
+            how.judge = functools.partial(score, how.judge, how.threshold, bool(raw))
         for question in how.examples:  # they fill its caches
             how.judge(*question)
     except BaseException as error:
@@ -157,22 +159,20 @@ def live(question: bytes, worker: Connection, folder: str, how: SimpleNamespace,
         os.chdir(folder)
         tempfile.tempdir = os.environ["TMPDIR"] = folder
         for kind, most in LIMITS.items():
-            resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+            hard = resource.getrlimit(kind)[1]  # -1 for none
+            resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
         signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends it, also inside C code
         while True:
-            worker.send_bytes(answer_of(question, how).encode())
+            try:
+                answer = json.dumps(how.judge(*json.loads(question)))
+            except MemoryError:
+                answer = json.dumps(["killed", "out of memory: it may take 1 GB"])
+            except BaseException as error:
+                answer = json.dumps(["raised", explain(error, how.name.rpartition(":")[0])])
+            worker.send_bytes(answer.encode())
             question = worker.recv_bytes()
     finally:
         os._exit(1)
-
-
-def answer_of(question: bytes, how: SimpleNamespace) -> str:
-    try:
-        return json.dumps(how.judge(*json.loads(question)))
-    except MemoryError:
-        return json.dumps(["killed", "out of memory: it may take 1 GB"])
-    except BaseException as error:
-        return json.dumps(["raised", explain(error, how.name.rpartition(":")[0])])
 
 
 def explain(error: BaseException, path: str) -> str:
@@ -193,9 +193,8 @@ class ForkingGrader(contextlib.AbstractContextManager):
     def __init__(self, name: str, threshold: float | None = None, examples: list = (),
                  workers: int = WORKERS, cpu_seconds: float = 1.5, clock_seconds: float = 60.0):
         source = Path(name.rpartition(":")[0]).read_bytes().decode("latin-1")  # it may change
-        self.how = json.dumps(dict(
-            name=name, source=source, threshold=threshold, examples=examples,
-            cpu_seconds=cpu_seconds, clock_seconds=clock_seconds)).encode()
+        self.how = dict(name=name, source=source, threshold=threshold, examples=examples,
+                        cpu_seconds=cpu_seconds, clock_seconds=clock_seconds)
         self.called, self.pending, self.workers = name, {}, []
         self.threads, self.here = ThreadPoolExecutor(workers), threading.local()
 
@@ -224,7 +223,7 @@ class ForkingGrader(contextlib.AbstractContextManager):
                 start_new_session=True)  # so a terminal's Ctrl-C is for its client alone
         self.workers.append(process)
         try:
-            worker.send_bytes(self.how)
+            worker.send_bytes(json.dumps(self.how).encode())
             refusal = json.loads(worker.recv_bytes())
         except ENDED:
             refusal = ending(process.wait())[1]
@@ -278,28 +277,23 @@ def require_function(name: str) -> None:
         raise SystemExit(f"--reward takes FILE.py:FUNCTION of an existing file, not {shown(name)}.")
 
 
-def raw_for(function, raw: str) -> dict:
-    """The text with special tokens, as an argument of a function that has a parameter for it."""
-    return dict(raw=raw) if "raw" in inspect.signature(function).parameters else {}
-
-
-def score(function, threshold: float, problem: dict, completion: str, raw: str = "") -> tuple:
+def score(function, threshold: float, takes_raw: bool, problem, completion, raw="") -> tuple:
     """In a fork: what `verdict` takes. The function returns a number, or a dict of named ones."""
-    value = function(problem, completion, **raw_for(function, raw))
+    value = function(problem, completion, **dict(raw=raw) if takes_raw else {})
     named = isinstance(value, dict)
     parts = {name: as_number(part) for name, part in value.items()} if named else {}
     reward = as_number(math.fsum(parts.values()) if named else value)
-    if math.isnan(reward) or named and not are_names(parts):
+    fits = not named or 0 < len(parts) <= MOST_PARTS and all(map(is_name, parts))
+    if math.isnan(reward) or not fits:
         return "no_number", f"it returned {value!r}"[:200] + "; see docs/rewards.md"
     told = ", ".join(f"{name} {part:g}" for name, part in parts.items())
     status = "correct" if reward > threshold else "wrong"
     return status, told, reward, {PART + name: part for name, part in parts.items()}
 
 
-def are_names(parts: dict) -> bool:
-    """Whether so many parts of a reward can have these names, in logs and pictures."""
-    return 0 < len(parts) <= MOST_PARTS and all(
-        isinstance(name, str) and name.isprintable() and 0 < len(name) <= 40 for name in parts)
+def is_name(name) -> bool:
+    """Whether a part of a reward can have this name, in logs and pictures."""
+    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= 40
 
 
 def as_number(value) -> float:

@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from helpers import HANG, ROOT
-from parts.grader import ForkingGrader, verdict
+from parts.grader import ForkingGrader
 from rewards import Grader
 
 JUDGE = """
@@ -41,9 +42,8 @@ LONG = dict(cpu_seconds=10.0**6, clock_seconds=10.0**6)
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    made = tmp_path_factory.mktemp("judge") / "judge.py"
-    made.write_text(JUDGE)
-    return made
+    (path := tmp_path_factory.mktemp("judge") / "judge.py").write_text(JUDGE)
+    return path
 
 
 def open_judge(file, kind: str, **how) -> ForkingGrader:
@@ -66,11 +66,10 @@ def both(request, file):
 def session(leader: int) -> list[int]:
     """The processes of a worker: itself, its fork, and all that these have started."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            state, *_, of = stat.read_text().rpartition(") ")[2].split()[:4]
-            if int(of) == leader and state != "Z":
-                found.append(int(stat.parent.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found
 
 
@@ -103,17 +102,18 @@ def test_a_failure_is_named_for_what_it_is_and_the_next_question_is_answered(
     assert math.isnan(found.reward) and found.why.startswith(why), found.why
 
 
-@pytest.mark.parametrize("said", ["{1}", "b'1'", "float", "'x' * 2**18"])
-def test_an_answer_that_cannot_be_sent_is_a_failure(file, said):
+@pytest.mark.parametrize("said, status", [
+    ("{1}", "raised"), ("b'1'", "raised"), ("float", "raised"), ("'x' * 2**18", "killed")])
+def test_an_answer_that_cannot_be_sent_is_a_failure(file, said, status):
     with open_judge(file, "verifier") as grader:
         found, after = grader.grade([(f"found = {said}",), (X,)])
-        assert (found.status, after.status) == ("killed" if "x" in said else "raised", "correct")
+    assert (found.status, after.status) == (status, "correct")
 
 
 @pytest.mark.parametrize("kind", ["verifier", "reward"])
 @pytest.mark.parametrize("what", ["while True: pass", "10**10**9"])  # the second is in C code
 def test_what_computes_for_ever_is_ended_by_its_processor_time(file, kind, what):
-    with open_judge(file, kind, cpu_seconds=0.2, clock_seconds=LONG["clock_seconds"]) as grader:
+    with open_judge(file, kind, **LONG | dict(cpu_seconds=0.2)) as grader:
         found, after = grader.grade(questions(kind, what, X))
     assert (found.status, found.why, after.status) == ("timeout", "past its time limit", "correct")
 
@@ -157,16 +157,17 @@ def test_what_a_reward_has_started_or_written_ends_with_its_answer(file, tmp_pat
 
 def test_a_judge_has_no_secrets_and_limits(file, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
+    facts = {
+        "'HF_TOKEN' in os.environ": False, "os.environ['PYTHONHASHSEED']": "0",
+        "os.environ['TMPDIR'] == tempfile.gettempdir() == os.getcwd()": True,
+        "os.stat('.').st_mode & 0o777": 0o700,
+        "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
+        "resource.getrlimit(resource.RLIMIT_DATA)[0]": 2**30,
+        "resource.getrlimit(resource.RLIMIT_CORE)[0]": 0,
+        "resource.getrlimit(resource.RLIMIT_FSIZE)[0]": 2**20,
+        "0 < signal.getitimer(signal.ITIMER_PROF)[0] <= 1.5": True}
     with open_judge(file, "verifier") as grader:
-        for what, expected in {
-                "'HF_TOKEN' in os.environ": False, "os.environ['PYTHONHASHSEED']": "0",
-                "os.environ['TMPDIR'] == tempfile.gettempdir() == os.getcwd()": True,
-                "os.stat('.').st_mode & 0o777": 0o700,
-                "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
-                "resource.getrlimit(resource.RLIMIT_DATA)[0]": 2**30,
-                "resource.getrlimit(resource.RLIMIT_CORE)[0]": 0,
-                "resource.getrlimit(resource.RLIMIT_FSIZE)[0]": 2**20,
-                "0 < signal.getitimer(signal.ITIMER_PROF)[0] <= 1.5": True}.items():
+        for what, expected in facts.items():
             assert grader.ask(f"value = {what}").result().why == str(expected), what
         worker, = grader.workers
         assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
@@ -181,11 +182,11 @@ root, judge, started = sys.argv[1:]
 sys.path.insert(0, root)
 signal.signal(signal.SIGINT, lambda *_: None)
 from parts.grader import ForkingGrader
-grader = ForkingGrader(judge, workers=1, cpu_seconds=10.0**6, clock_seconds=2.0)
-print({answer.status for answer in grader.grade([("pass", n) for n in range(9)])}, flush=True)
-print(grader.workers[0].pid, flush=True)
+grader = ForkingGrader(judge, workers=1, clock_seconds=2.0)
+before, = grader.grade([("pass",)])
 os.killpg(0, signal.SIGINT)
-print({answer.status for answer in grader.grade([("pass", n) for n in range(9)])}, flush=True)
+after, = grader.grade([("pass",)])
+print(grader.workers[0].pid, before.status, after.status, flush=True)
 if started:
     grader.ask(f"open({started!r}, 'w').close(); time.sleep(10**6)")
     while not os.path.exists(started):
@@ -204,8 +205,8 @@ def test_a_client_that_is_killed_leaves_nothing(moment, file, tmp_path):
         env=os.environ | dict(TMPDIR=str(tmp_path / "folders")), capture_output=True,
         start_new_session=True, timeout=HANG)
     assert (done.stderr, done.returncode) == ("", -signal.SIGKILL)
-    before, worker, after = done.stdout.splitlines()
-    assert before == after == "{'correct'}"
+    worker, *statuses = done.stdout.split()
+    assert statuses == ["correct", "correct"]
     wait_until(lambda: not session(int(worker)) and not os.listdir(tmp_path / "folders"))
 
 
@@ -242,23 +243,21 @@ def test_results_come_in_order_from_any_thread(file):
             assert [one.reward for one in verdicts.result(HANG)] == expected
 
 
-def test_a_verdict_is_kept_until_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr(ForkingGrader, "ask", lambda *_: pytest.fail("strings decide these"))
-    with Grader() as grader:
-        for key in range(9):
+def test_a_verdict_is_kept_until_it_is_asked_for():
+    with Grader() as grader:  # strings decide these
+        for key in range(5):
             problem, rollout = SimpleNamespace(answer=str(key)), SimpleNamespace(text=r"\boxed{3}")
             grader.submit(("any", key), problem, rollout)
-        assert [grader.result(("any", key)).reward for key in reversed(range(9))] == [
-            0, 0, 0, 0, 0, 1, 0, 0, 0]
+        assert [grader.result(("any", key)).reward for key in (4, 3, 2, 1, 0)] == [0, 1, 0, 0, 0]
         with pytest.raises(KeyError):
             grader.result(("any", 0))
-    assert verdict("no_box", "").reward == 0 and math.isnan(verdict("killed", "").reward)
 
 
 def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
+    """Under a lower limit than our own, as by `ulimit -f`."""
     script = tmp_path / "trainer.py"
     script.write_text(f"""
-import sys
+import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
 sys.path.insert(0, {str(ROOT)!r}); open("started", "a").write("x")
 from rewards import Grader
 assert not {{"sympy", "torch", "math_verify"}} & set(sys.modules)
