@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,19 +24,18 @@ JUDGE = """
 import ctypes, os, resource, signal, subprocess, sys, tempfile, threading, time
 
 def judge(code, value=0):  # which says what happens in the fork
-    names = dict(globals(), value=value, found="correct")
+    names = dict(globals(), value=value, status="correct")
     exec(code, names)
-    return names["found"], str(names["value"])
+    return names["status"], str(names["value"])
 
 def score(problem, completion):
     judge(completion, **problem)
     return 1
 """
 X, SLEEP = "pass", "time.sleep(10**6)"
-KILL_WORKER = "os.kill(os.getppid(), signal.SIGKILL)"
 START_A_PROGRAM = "subprocess.Popen(['sleep', '1000000']); open(value, 'w').close()\n"
 COUNT = "sys.seen = value = getattr(sys, 'seen', 0) + 1"
-LONG = dict(cpu_seconds=10.0**6, clock_seconds=10.0**6)
+LONG = dict(cpu_seconds=10.0**6)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +44,9 @@ def file(tmp_path_factory):
     return path
 
 
-def open_judge(file, kind: str, **how) -> ForkingGrader:
-    """kind: verifier or reward."""
+def open_judge(file, kind: str, workers=1, **how) -> ForkingGrader:
     name, threshold = ("judge", None) if kind == "verifier" else ("score", 0.5)
-    return ForkingGrader(f"{file}:{name}", threshold, **dict(workers=1) | how)
+    return ForkingGrader(f"{file}:{name}", threshold, workers=workers, **how)
 
 
 def questions(kind: str, *codes: str, value=0) -> list[tuple]:
@@ -58,7 +55,6 @@ def questions(kind: str, *codes: str, value=0) -> list[tuple]:
 
 @pytest.fixture(scope="module", params=["verifier", "reward"])
 def both(request, file):
-    """A judge without limits of time, and its kind."""
     with open_judge(file, request.param, **LONG) as grader:
         yield grader, request.param
 
@@ -90,10 +86,9 @@ def wait_until(condition) -> None:
     ("ctypes.string_at(0)", "killed", "its process was ended by signal 11 "),
     ("os.kill(os.getpid(), signal.SIGRTMIN)", "killed", "its process was ended by signal "),
     ("bytearray(2**31)", "killed", "out of memory: it may take 1 GB"),
-    ("found = []\nwhile True: found.append(bytearray(2**20))", "killed", "out of memory"),
+    ("status = []\nwhile True: status.append(bytearray(2**20))", "killed", "out of memory"),
     ("os.closerange(3, 99)", "killed", "its process "),
-    ("os.execvp('true', ['true'])", "killed", "its process "),
-    (KILL_WORKER, "killed", "its worker has ended")])
+    ("os.kill(os.getppid(), signal.SIGKILL)", "killed", "its worker has ended")])
 def test_a_failure_is_named_for_what_it_is_and_the_next_question_is_answered(
         both, what, status, why):
     grader, kind = both
@@ -106,7 +101,7 @@ def test_a_failure_is_named_for_what_it_is_and_the_next_question_is_answered(
     ("{1}", "raised"), ("b'1'", "raised"), ("float", "raised"), ("'x' * 2**18", "killed")])
 def test_an_answer_that_cannot_be_sent_is_a_failure(file, said, status):
     with open_judge(file, "verifier") as grader:
-        found, after = grader.grade([(f"found = {said}",), (X,)])
+        found, after = grader.grade([(f"status = {said}",), (X,)])
     assert (found.status, after.status) == (status, "correct")
 
 
@@ -121,12 +116,11 @@ def test_what_computes_for_ever_is_ended_by_its_processor_time(file, kind, what)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["verifier", "reward"])
 def test_what_waits_for_ever_is_ended_by_the_clock(file, kind):
-    waits = [SLEEP, "os.kill(os.getpid(), signal.SIGSTOP)", f"os.fork() or {SLEEP}\nos.wait()",
-             f"signal.alarm(1); signal.alarm(0); {SLEEP}"]
-    with open_judge(file, kind, workers=4, clock_seconds=3.0) as grader:
-        found = grader.grade(questions(kind, *waits, *[X] * 4))
-    assert {one.why for one in found[:4]} == {"past the time limit of 3 s"}
-    assert [one.status for one in found] == ["timeout"] * 4 + ["correct"] * 4
+    waits = SLEEP, f"os.fork() or {SLEEP}\nos.wait()", f"signal.alarm(1); signal.alarm(0); {SLEEP}"
+    with open_judge(file, kind, workers=3, clock_seconds=3.0) as grader:
+        found = grader.grade(questions(kind, *waits, *[X] * 3))
+    assert {one.why for one in found[:3]} == {"past the time limit of 3 s"}
+    assert [one.status for one in found] == ["timeout"] * 3 + ["correct"] * 3
 
 
 @pytest.mark.parametrize("what", [
@@ -160,12 +154,11 @@ def test_a_judge_has_no_secrets_and_limits(file, monkeypatch):
     facts = {
         "'HF_TOKEN' in os.environ": False, "os.environ['PYTHONHASHSEED']": "0",
         "os.environ['TMPDIR'] == tempfile.gettempdir() == os.getcwd()": True,
-        "os.stat('.').st_mode & 0o777": 0o700,
         "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
         "resource.getrlimit(resource.RLIMIT_DATA)[0]": 2**30,
         "resource.getrlimit(resource.RLIMIT_CORE)[0]": 0,
         "resource.getrlimit(resource.RLIMIT_FSIZE)[0]": 2**20,
-        "0 < signal.getitimer(signal.ITIMER_PROF)[0] <= 1.5": True}
+        "0 < signal.getitimer(signal.ITIMER_PROF)[0] < 1.6": True}
     with open_judge(file, "verifier") as grader:
         for what, expected in facts.items():
             assert grader.ask(f"value = {what}").result().why == str(expected), what
@@ -219,7 +212,7 @@ def test_closing_ends_all_that_still_had_to_be_judged(file, tmp_path):
     assert not session(worker.pid)
 
 
-# ------------------------------------------------------------------------------- order, threads
+# ------------------------------------------------------------------------------ several questions
 @pytest.mark.parametrize("failure, status", [
     ("os._exit(1)", "killed"), ("1/0", "raised"), ("while True: pass", "timeout")])
 def test_a_fork_of_several_questions_fails_on_none_that_a_new_one_answers(file, failure, status):
@@ -232,15 +225,6 @@ def test_a_fork_of_several_questions_fails_on_none_that_a_new_one_answers(file, 
         assert {one.status for one in grader.grade([(burn, 0.2)] * 4)} == {"correct"}
         always, after = grader.grade([(failure,), (COUNT,)])
         assert (always.status, after.why) == (status, "1")
-
-
-def test_results_come_in_order_from_any_thread(file):
-    asked = [(("pass", "found = 'wrong'")[n % 3 == 0], n) for n in range(90)]
-    expected = [float(n % 3 > 0) for n in range(90)]
-    with open_judge(file, "verifier", workers=2) as grader, ThreadPoolExecutor(4) as threads:
-        futures = [threads.submit(grader.grade, asked) for _ in range(4)]
-        for verdicts in futures:
-            assert [one.reward for one in verdicts.result(HANG)] == expected
 
 
 def test_a_verdict_is_kept_until_it_is_asked_for():

@@ -23,11 +23,6 @@ import numpy as np
 from rewards import extract_answer
 from helper import TEN
 
-open(__file__ + ".loaded", "w").close()
-SEEN = []
-
-def interrupt(): raise KeyboardInterrupt
-
 def score(problem, completion):
     return eval(completion)
 
@@ -51,11 +46,9 @@ def mine(tmp_path):
 
 @pytest.fixture(scope="module")
 def grader(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_TOKEN", "secret")
-        name = f"{own_file(tmp_path_factory.mktemp('own'))}:score"
-        with OwnReward(name, threshold=0.5, workers=1) as made:
-            yield made
+    file = own_file(tmp_path_factory.mktemp("own"))
+    with OwnReward(f"{file}:score", threshold=0.5, workers=1) as made:
+        yield made
 
 
 # ------------------------------------------------------------------------------ what it returns
@@ -63,12 +56,11 @@ def grader(tmp_path_factory):
     ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
     ("Decimal('0.75')", 0.75), ("__import__('fractions').Fraction(1, 4)", 0.25),
     ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
-    (r"float(extract_answer('\\boxed{7}'))", 7.0), ("'HF_TOKEN' in os.environ", 0.0),
-    ("len(os.listdir())", 0.0), ("SEEN.append(1) or len(SEEN)", 1.0)])
+    (r"float(extract_answer('\\boxed{7}'))", 7.0), ("-0.0", 0.0)])
 def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(
         grader, completion, number):
     found = grader.grade([({}, completion)])[0]
-    assert (found.reward, found.why) == (number, "")
+    assert (str(found.reward), found.why) == (str(number), "")
     assert found.status == ("correct" if number > 0.5 else "wrong") and found.parts == {}
 
 
@@ -98,10 +90,9 @@ def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completio
         "{'a': 1e6 + 1, 'b': -1e6}", "{'a': 1e6, 'b': 1}", "{1: 1.0}", "{('a',): 1.0}", "{'': 1}",
         "{'a\\x1b[2J': 1}", "{'a\\ud800': 1}", "{'x' * 41: 1}", "dict.fromkeys('abcdefgh', 0)")),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
-    ("{}['missing']", "raised", "KeyError: 'missing' (line 14 of mine.py)"),
-    ("helper()", "raised", "KeyError: 'deep' (line 19 of mine.py)"),
-    ("open('mine.py')", "raised", "directory: 'mine.py' (line 14 of mine.py)"),
-    ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
+    ("{}['missing']", "raised", "KeyError: 'missing' (line 9 of mine.py)"),
+    ("helper()", "raised", "KeyError: 'deep' (line 14 of mine.py)"),
+    ("open('mine.py')", "raised", "directory: 'mine.py' (line 9 of mine.py)"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
         grader, completion, status, why):
@@ -126,31 +117,24 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
-SEES = {  # what is before the colon of `lambda`, and whether it is given the special tokens
+SEES = {  # parameters, and whether the function is given the special tokens
     "problem, completion, raw": True, "problem, completion, *, raw": True,
     "problem, completion, raw=''": True, "problem, completion, limit=3, raw='', **more": True,
-    "problem, completion": False, "problem, text": False, "problem, completion, limit=3": False,
-    "problem, completion, **more": False, "*both": False}
+    "problem, text": False, "problem, completion, **more": False, "*both": False}
 
 
 @pytest.mark.parametrize("takes, sees", SEES.items())
 def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, takes, sees):
-    (tmp_path / "mine.py").write_text(
-        f"score = lambda {takes}: dict(text=len(locals().get('completion', 'four')), "
-        "raw=len(locals().get('raw', '')))")
+    (tmp_path / "mine.py").write_text(f"score = lambda {takes}: len(locals().get('raw', ''))")
     with OwnReward(f"{tmp_path}/mine.py:score", 0, workers=1) as grader:
         for key, raw in enumerate(["<think>four</think><end>", ""]):
-            answer = SimpleNamespace(text="four", raw=raw)
-            grader.submit(key, SimpleNamespace(row={}), answer)
-            assert grader.result(key).parts == {
-                "reward/text": 4, "reward/raw": len(raw) if sees else 0}
+            grader.submit(key, SimpleNamespace(row={}), SimpleNamespace(text="four", raw=raw))
+            assert grader.result(key).reward == (len(raw) if sees else 0)
 
 
 @pytest.mark.parametrize("takes, why", [
-    ("", "too many positional arguments"), ("a", "too many positional arguments"),
-    ("a, b, c", "missing a required argument: 'c'"), ("a, b, *, c", "missing a required"),
-    ("a, *, b", "too many positional arguments"), ("completions, **kwargs", "too many positional"),
-    ("a, raw", "multiple values for argument 'raw'"), ("raw, b", "multiple values for argument"),
+    ("a", "too many positional arguments"), ("completions, **kwargs", "too many positional"),
+    ("a, b, *, c", "missing a required"), ("a, raw", "multiple values for argument 'raw'"),
     ("data_source, solution_str, ground_truth, extra_info=None", "missing a required argument")])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")
@@ -212,29 +196,25 @@ def test_the_example_of_json_answers_is_right_about_its_own_file():
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
 
 
-def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
-    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
-    (tmp_path / "mine.py").write_text(code)
-    row, long = dict(answer="1/2"), "so " * 99
-    asked = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
+def test_the_pages_examples_do_what_it_says(tmp_path):
+    """The first wants right answers that are short, the second sees tags."""
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
+    long = "so " * 99
+    right = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
              rf"{long}\boxed{{3}}": 0.0, r"\boxed{\sqrt{1/4}}": 1.1, "no box": 0.0, "": 0.0}
-    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
-        found = grader.grade([(row, completion) for completion in asked])
-    assert [verdict.reward for verdict in found] == list(asked.values())
-    assert [verdict.status == "correct" for verdict in found] == [
-        reward >= 1 for reward in asked.values()], "no style makes a wrong answer count"
-
-
-def test_the_pages_example_of_several_rewards_sees_the_tags(tmp_path):
-    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
-    (tmp_path / "mine.py").write_text(code)
-    asked = {("7 \\boxed{7}", "<think>7</think> \\boxed{7}<|im_end|>"): (1, 0.2),
-             ("7 \\boxed{7}", "7 \\boxed{7}<|im_end|>"): (1, 0),
-             ("7 \\boxed{8}", "<think>7\n</think>\n\\boxed{8}"): (0, 0.2),
-             ("", ""): (0, 0), ("</think>", "</think><think>"): (0, 0)}
-    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
-        found = grader.grade([(dict(answer="7"), *texts) for texts in asked])
-    assert [tuple(verdict.parts.values()) for verdict in found] == list(asked.values())
+    tags = {("7 \\boxed{7}", "<think>7</think> \\boxed{7}<|im_end|>"): (1, 0.2),
+            ("7 \\boxed{7}", "7 \\boxed{7}<|im_end|>"): (1, 0),
+            ("7 \\boxed{8}", "<think>7\n</think>\n\\boxed{8}"): (0, 0.2),
+            ("", ""): (0, 0), ("</think>", "</think><think>"): (0, 0)}
+    rewarded = []
+    for code, asked in zip(codes, ([(dict(answer="1/2"), completion) for completion in right],
+                                   [(dict(answer="7"), *texts) for texts in tags]), strict=True):
+        (tmp_path / "mine.py").write_text(code)
+        with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
+            rewarded.append(grader.grade(asked))
+    assert [one.reward for one in rewarded[0]] == list(right.values())
+    assert [one.status == "correct" for one in rewarded[0]] == [r >= 1 for r in right.values()]
+    assert [tuple(one.parts.values()) for one in rewarded[1]] == list(tags.values())
 
 
 @pytest.mark.parametrize("name, completion, reward", [
