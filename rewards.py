@@ -96,45 +96,47 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 
 
 # ------------------------------------------------------------------------------- 2. the decision
+# To add a rule, find what it is about:
+#
+# 1. how something is written: `CHARACTERS`, `SAME` and `REWRITES` in verifier/spelling.py; which
+#    words are a unit: `SYMBOLS` there, and which words are none: `CHANGES`;
+# 2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
+# 3. what stands beside a value, such as the domain of a parameter and names before values: `decide`
+#    removes such a thing if only gold or only answer has it. If both have it, they must agree. Set
+#    braces and plus-minus signs are removed there, too;
+# 4. values that math-verify would misread: `COMPARED_AS_TEXT`;
+# 5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
 
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
-    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`.
-
-    Each step relies on the steps before it. To add a rule, find what it is about:
-
-    1. how something is written: `CHARACTERS`, `SAME` and `REWRITES` in verifier/spelling.py; which
-       words are a unit: `SYMBOLS` there, and which words are none: `CHANGES`;
-    2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
-    3. what stands beside a value, such as the domain of a parameter and names before values: this
-       function removes such a thing if only gold or only answer has it. If both have it, they must
-       agree. Set braces and plus-minus signs are removed here, too;
-    4. values that math-verify would misread: `COMPARED_AS_TEXT`;
-    5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
-    """
-    found = compare_as_written(gold, answer)
-    if found:
-        return *found, gold, [answer]
+    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`."""
+    decided = compare_as_written(gold, answer)  # first, because it bounds the length of the rest
+    if decided:
+        return *decided, gold, [answer]
     gold, answer = normalize(gold), normalize(answer)
     if not gold or not answer:
         return "empty" if gold else "unparseable", "nothing is left of it", gold, [answer]
+    # before words are compared, because `b` and `(B) 7` are right for the gold B
     answer = take_choice(gold, answer)
-    found = compare_words(gold, answer)
-    if found:
-        return *found, gold, [answer]
+    # with the set braces, because the set {1, 2} is not the point (1, 2)
+    decided = compare_words(gold, answer)
+    if decided:
+        return *decided, gold, [answer]
     without_domains = take_domain(gold, answer)
     if not without_domains:
         return "wrong", "another domain of the parameter", gold, [answer]
+    # the braces first, because {1 \pm 2, 5} is one set
     gold, answer = map(expand_signs, map(without_set_braces, without_domains))
+    # before tuples are made, because `y=1, x=2` is the point (2, 1)
     without_names = take_names_off(gold, answer)
     if not without_names:
         return "wrong", "another name, or an equation for a value", gold, [answer]
     gold, parts = without_names
     parts = [as_tuple_of(gold, part) for part in parts]
     gold = as_tuple_of(parts[-1], gold)
-    found = [compare_values(gold, part, style) for part in parts]
-    wrong = [pair for pair in found if pair and pair[0] != "correct"]
-    if wrong or all(found):
-        return *(wrong or found)[0], gold, parts
+    verdicts = [compare_values(gold, part, style) for part in parts]
+    wrong = [pair for pair in verdicts if pair and pair[0] != "correct"]
+    if wrong or all(verdicts):
+        return *(wrong or verdicts)[0], gold, parts
     return None, "strings, fractions and words do not tell", gold, parts
 
 
