@@ -95,6 +95,8 @@ def load(how: SimpleNamespace) -> str:
             signature = inspect.signature(how.judge)
             raw = {"raw": ""} if "raw" in signature.parameters else {}
             signature.bind({}, "", **raw)  # raises TypeError if it cannot be called so
+            if "completions" in signature.parameters:  # a function written for TRL
+                raise TypeError("it is called with one problem and one completion, not with lists")
             how.judge = functools.partial(score, how.judge, how.threshold, bool(raw))
         for question in how.examples:  # they fill its caches
             how.judge(*question)
