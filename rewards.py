@@ -21,7 +21,7 @@ import os
 import re
 from concurrent.futures import Future
 
-from parts.grader import WORKERS, ForkingGrader, OwnReward
+from parts.grader import WORKERS, ForkingGrader, OwnReward, verdict
 from parts.text import shown
 from verifier.answers import (
     OF_A_VARIABLE, RELATION, STATEMENT, SURELY_WORDS, TUPLE, equal_numbers, exact,
@@ -29,6 +29,7 @@ from verifier.answers import (
     take_choice, take_domain, without_set_braces, words)
 from verifier.spelling import is_noun, normalize, plain_characters, squeeze
 
+EQUALITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "verifier", "equality.py")
 MAX_CHARS = 1000  # longer answers are compared as strings only
 # Each notation and each kind of comparison that math-verify meets for the first time costs it up to
 # 0.1 s. These are met once, before any question.
@@ -95,45 +96,47 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 
 
 # ------------------------------------------------------------------------------- 2. the decision
+# To add a rule, find what it is about:
+#
+# 1. how something is written: `CHARACTERS`, `SAME` and `REWRITES` in verifier/spelling.py; which
+#    words are a unit: `SYMBOLS` there, and which words are none: `CHANGES`;
+# 2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
+# 3. what stands beside a value, such as the domain of a parameter and names before values: `decide`
+#    removes such a thing if only gold or only answer has it. If both have it, they must agree. Set
+#    braces and plus-minus signs are removed there, too;
+# 4. values that math-verify would misread: `COMPARED_AS_TEXT`;
+# 5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
 
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
-    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`.
-
-    Each step relies on the steps before it. To add a rule, find what it is about:
-
-    1. how something is written: `CHARACTERS`, `SAME` and `REWRITES` in verifier/spelling.py; which
-       words are a unit: `SYMBOLS` there, and which words are none: `CHANGES`;
-    2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
-    3. what stands beside a value, such as the domain of a parameter and names before values: this
-       function removes such a thing if only gold or only answer has it. If both have it, they must
-       agree. Set braces and plus-minus signs are removed here, too;
-    4. values that math-verify would misread: `COMPARED_AS_TEXT`;
-    5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
-    """
-    found = compare_as_written(gold, answer)
-    if found:
-        return *found, gold, [answer]
+    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`."""
+    decided = compare_as_written(gold, answer)  # first, because it bounds the length of the rest
+    if decided:
+        return *decided, gold, [answer]
     gold, answer = normalize(gold), normalize(answer)
     if not gold or not answer:
         return "empty" if gold else "unparseable", "nothing is left of it", gold, [answer]
+    # before words are compared, because `b` and `(B) 7` are right for the gold B
     answer = take_choice(gold, answer)
-    found = compare_words(gold, answer)
-    if found:
-        return *found, gold, [answer]
+    # with the set braces, because the set {1, 2} is not the point (1, 2)
+    decided = compare_words(gold, answer)
+    if decided:
+        return *decided, gold, [answer]
     without_domains = take_domain(gold, answer)
     if not without_domains:
         return "wrong", "another domain of the parameter", gold, [answer]
+    # the braces first, because {1 \pm 2, 5} is one set
     gold, answer = map(expand_signs, map(without_set_braces, without_domains))
+    # before tuples are made, because `y=1, x=2` is the point (2, 1)
     without_names = take_names_off(gold, answer)
     if not without_names:
         return "wrong", "another name, or an equation for a value", gold, [answer]
     gold, parts = without_names
     parts = [as_tuple_of(gold, part) for part in parts]
     gold = as_tuple_of(parts[-1], gold)
-    found = [compare_values(gold, part, style) for part in parts]
-    wrong = [pair for pair in found if pair and pair[0] != "correct"]
-    if wrong or all(found):
-        return *(wrong or found)[0], gold, parts
+    verdicts = [compare_values(gold, part, style) for part in parts]
+    wrong = [pair for pair in verdicts if pair and pair[0] != "correct"]
+    if wrong or all(verdicts):
+        return *(wrong or verdicts)[0], gold, parts
     return None, "strings, fractions and words do not tell", gold, parts
 
 
@@ -280,32 +283,19 @@ def same_text(gold: str, answer: str) -> bool | None:
     return bare[0] == bare[1]
 
 
-# --------------------------------------------- 3. the verdict of math-verify, in a child process
-
-def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
-    """(status, why): is every part equal to `gold`?"""
-    from verifier.equality import read, same  # sympy stays out of the trainer's process
-
-    try:
-        g, found = read(gold), [read(part) for part in parts]
-        unequal = next((a for a in found if not same(g, a, style)), None)
-        if unequal is not None:
-            return "wrong", f"math-verify: {g} is not {unequal}"[:500]
-        return "correct", f"math-verify: {g} is {', '.join(map(str, found))}"[:500]
-    except MemoryError:
-        raise
-    except Exception as error:
-        return "unparseable", f"{type(error).__name__}: not read as mathematics"
-
+# ------------------------------------------------------------------------------ 3. the grader
 
 class Grader(ForkingGrader):
     """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a child."""
 
     def __init__(self, workers: int = WORKERS, **limits: float):
-        super().__init__(f"{os.path.abspath(__file__)}:judge", EXAMPLES, workers=workers,
-                         **dict(keep=True) | limits)
+        super().__init__(f"{EQUALITY}:judge", examples=EXAMPLES, workers=workers, **limits)
         # many answers to a problem are the same, and then so are their verdicts
         self.ask_judge = functools.lru_cache(10_000)(super().ask)
+
+    def submit(self, key, problem, rollout, style: str = "") -> None:
+        """Start judging an answer by its problem's gold. `result` takes the key, any hashable."""
+        self.pending[key] = self.ask(problem.answer, rollout.text, style)
 
     def ask(self, gold: str, completion: str, style: str = "") -> Future:
         """The verdict to come; it is there at once if no child is needed."""
@@ -322,7 +312,7 @@ class Grader(ForkingGrader):
         if not status:
             return self.ask_judge(gold, tuple(parts), style)
         future = Future()
-        future.set_result(self.verdict(status, why))
+        future.set_result(verdict(status, why))
         return future
 
     def check_golds(self, golds: list[str]) -> list[bool]:

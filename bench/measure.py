@@ -194,7 +194,7 @@ def trl_trainer(run, drawn: list[tuple], theirs):
                       target_modules="all-linear")
     problems = run.stream.take(c.batch_prompts * c.steps)
     run.stream.cursor = 0  # both sides begin with the first problem
-    given = [dict(prompt=problem.prompt, gold=problem.judged_by) for problem in problems]
+    given = [dict(prompt=problem.prompt, gold=problem.answer) for problem in problems]
 
     def reward(completions, completion_ids, gold, **_):
         drawn.append((sum(map(len, completion_ids)), time.perf_counter()))

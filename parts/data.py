@@ -44,11 +44,6 @@ class Problem:
     row: dict = field(default_factory=dict)  # with all columns, where --reward needs it
     shown: dict = field(default_factory=dict)  # the columns that a .jinja template shows
 
-    @property
-    def judged_by(self) -> str | dict:
-        """What the grader is given: the whole row with --reward, otherwise the gold answer."""
-        return self.row or self.answer
-
 
 # -------------------------------------------------------------------------------- defaults by model
 def default_data(model: str, for_training: bool = True) -> str:
@@ -197,7 +192,7 @@ def flaw(problem: Problem) -> str:
     """Why a problem cannot be used; "" if it can."""
     if not without_instruction(problem.problem).strip():
         return "without a problem"
-    if not problem.judged_by:
+    if not (problem.answer or problem.row):
         return "without a gold answer"
     text = problem.problem + problem.answer + problem.level
     return "" if is_text(text) else "with broken characters"

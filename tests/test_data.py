@@ -134,7 +134,7 @@ def test_a_template_is_given_the_columns_that_it_may_show_and_the_grader_is_not(
                                         load_problems(file, shows=shows, whole_rows=True),
                                         load_problems(file))
     assert problem.shown == rewarded.shown == {name: PICK[name] for name in PICK if name in names}
-    assert (problem.judged_by, rewarded.judged_by) == ("0", PICK)
+    assert (problem.answer, problem.row, rewarded.row) == ("0", {}, PICK)
     assert data.digest([problem]) == data.digest([bare]) != data.digest([rewarded])
 
 

@@ -493,7 +493,7 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert (config.model, config.max_tokens, config.temperature) == ("tiny", 9, 0.9)
     assert config.max_prompt_tokens == 99
     assert (config.reward, config.threshold, config.columns) == (f"{judge}:score", 0.25, "frage")
-    assert all(p.judged_by["n"] == int(p.problem.split()[2])
+    assert all(p.row["n"] == int(p.problem.split()[2])
                for p in evaluation.load_asked(config)[0])
     assert (elsewhere.max_tokens, elsewhere.temperature, elsewhere.columns) == (33, 0.9, "")
     assert (elsewhere.reward, elsewhere.threshold) == ("", 0.7)

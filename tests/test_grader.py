@@ -1,66 +1,71 @@
-"""Server, workers, children: limits, deaths, order, threads, what a judge may see."""
+"""Workers and forks: limits, deaths, order, threads, what is left behind, what a judge may see.
+
+Each failure is tried on both kinds of judges: on one that returns (status, why), whose forks judge
+several answers, as the verifier's do, and on a function of --reward.
+"""
 import contextlib
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from helpers import HANG, ROOT
 from parts.grader import ForkingGrader
+from rewards import Grader
 
 JUDGE = """
-import os, resource, signal, subprocess, sys, threading, time
+import ctypes, os, resource, signal, subprocess, sys, tempfile, threading, time
 
-def judge(code, value=0):  # which says what happens in the child
-    names = dict(globals(), value=value, found="correct", why="")
+def judge(code, value=0):  # which says what happens in the fork
+    names = dict(globals(), value=value, status="correct")
     exec(code, names)
-    return names["found"], str(names["why"])
+    return names["status"], str(names["value"])
+
+def score(problem, completion):
+    judge(completion, **problem)
+    return 1
 """
+X, SLEEP = "pass", "time.sleep(10**6)"
 START_A_PROGRAM = "subprocess.Popen(['sleep', '1000000']); open(value, 'w').close()\n"
-X, WRONG, SLEEP = "pass", "found = 'wrong'", "time.sleep(10**6)"
-LATE = "past the time limit of 0.2 s"
-KILL_WORKER = "os.kill(os.getppid(), signal.SIGKILL)"
-LONG, SHORT = 10.0**6, 0.2  # s
-Patient = partial(ForkingGrader, cpu_seconds=LONG, waiting_seconds=LONG)
+COUNT = "sys.seen = value = getattr(sys, 'seen', 0) + 1"
+LONG = dict(cpu_seconds=10.0**6)
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
-    file = tmp_path_factory.mktemp("judge") / "judge.py"
-    file.write_text(JUDGE)
-    return f"{file}:judge"
+def file(tmp_path_factory):
+    (path := tmp_path_factory.mktemp("judge") / "judge.py").write_text(JUDGE)
+    return path
 
 
-@pytest.fixture(scope="module")
-def grader(judge):
-    """A function that does as it is told, however long that takes."""
-    with Patient(judge, [[X]], workers=1) as made:
-        yield made
+def open_judge(file, kind: str, workers=1, **how) -> ForkingGrader:
+    name, threshold = ("judge", None) if kind == "verifier" else ("score", 0.5)
+    return ForkingGrader(f"{file}:{name}", threshold, workers=workers, **how)
 
 
-@pytest.fixture(scope="module")
-def strict(judge):
-    with ForkingGrader(judge, [[X]], workers=1, cpu_seconds=SHORT, waiting_seconds=SHORT) as made:
-        yield made
+def questions(kind: str, *codes: str, value=0) -> list[tuple]:
+    return [(code, value) if kind == "verifier" else (dict(value=value), code) for code in codes]
+
+
+@pytest.fixture(scope="module", params=["verifier", "reward"])
+def both(request, file):
+    with open_judge(file, request.param, **LONG) as grader:
+        yield grader, request.param
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a server: its own, its forks, and all that these have started."""
+    """The processes of a worker: itself, its fork, and all that these have started."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            state, *_, of = stat.read_text().rpartition(") ")[2].split()[:4]
-            if int(of) == leader and state != "Z":
-                found.append(int(stat.parent.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found
 
 
@@ -71,114 +76,111 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
-# --------------------------------------------------------------- what it does -> status, why
-@pytest.mark.parametrize("what, why", [
-    (SLEEP, LATE),
-    ("os.kill(os.getpid(), signal.SIGSTOP)", LATE),
-    ("os.fork() or time.sleep(10**6)\nos.wait()", LATE),
-    ("os.setpgid(0, os.getpgid(os.getppid())); time.sleep(10**6)", LATE),
-    ("while True: pass", f"{LATE} of computing"),
-    ("10**10**9", f"{LATE} of computing"),  # inside C code
-    ("signal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass",  # it stops the timer
-     "its process was ended by signal 9 (Killed)")])
-def test_what_hangs_is_ended(strict, what, why):
-    found = strict.ask(what).result()
-    assert found.status == ("timeout" if LATE in why else "killed")
-    assert found.why == why and math.isnan(found.reward)
-    assert strict.ask(X).result().status == "correct"
+# -------------------------------------------------------------------------- failures -> status, why
+@pytest.mark.parametrize("what, status, why", [
+    ("1/0", "raised", "ZeroDivisionError: division by zero (line 6 of judge.py)"),
+    ("sys.exit(5)", "raised", "SystemExit: 5"),
+    ("raise KeyboardInterrupt", "raised", "KeyboardInterrupt"),
+    ("os._exit(3)", "killed", "its process ended with exit code 3"),
+    ("os.fork() or time.sleep(10**6)\nos._exit(3)", "killed", "its process ended with exit code 3"),
+    ("ctypes.string_at(0)", "killed", "its process was ended by signal 11 "),
+    ("os.kill(os.getpid(), signal.SIGRTMIN)", "killed", "its process was ended by signal "),
+    ("bytearray(2**31)", "killed", "out of memory: it may take 1 GB"),
+    ("status = []\nwhile True: status.append(bytearray(2**20))", "killed", "out of memory"),
+    ("os.closerange(3, 99)", "killed", "its process "),
+    ("os.kill(os.getppid(), signal.SIGKILL)", "killed", "its worker has ended")])
+def test_a_failure_is_named_for_what_it_is_and_the_next_question_is_answered(
+        both, what, status, why):
+    grader, kind = both
+    before, found, after = grader.grade(questions(kind, X, what, X))
+    assert (before.status, found.status, after.status) == ("correct", status, "correct")
+    assert math.isnan(found.reward) and found.why.startswith(why), found.why
 
 
-@pytest.mark.parametrize("what, why", [
-    ("os._exit(3)", "its process ended with exit code 3"),
-    ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was ended by signal 11 "),
-    ("os.kill(os.getpid(), signal.SIGRTMIN)", "its process was ended by signal "),
-    ("bytearray(2**31)", "out of memory: it may take 1 GB"),
-    ("os.execvp('true', ['true'])", "its process "), ("os.closerange(0, 99)", "its process "),
-    (KILL_WORKER, "the process that it was forked from has ended"),
-    ("for fd in range(3, 30):\n try: os.write(fd, b'junk')\n except OSError: pass",
-     "the process that it was forked from has ended")])
-def test_a_death_is_named_for_what_it_is(grader, what, why):
-    found = grader.ask(what).result()
-    assert found.status == "killed" and math.isnan(found.reward)
-    assert found.why.startswith(why), found.why
-    assert grader.ask(X).result().status == "correct"
+@pytest.mark.parametrize("said, status", [
+    ("{1}", "raised"), ("b'1'", "raised"), ("float", "raised"), ("'x' * 2**18", "killed")])
+def test_an_answer_that_cannot_be_sent_is_a_failure(file, said, status):
+    with open_judge(file, "verifier") as grader:
+        found, after = grader.grade([(f"status = {said}",), (X,)])
+    assert (found.status, after.status) == (status, "correct")
+
+
+@pytest.mark.parametrize("kind", ["verifier", "reward"])
+@pytest.mark.parametrize("what", ["while True: pass", "10**10**9"])  # the second is in C code
+def test_what_computes_for_ever_is_ended_by_its_processor_time(file, kind, what):
+    with open_judge(file, kind, **LONG | dict(cpu_seconds=0.2)) as grader:
+        found, after = grader.grade(questions(kind, what, X))
+    assert (found.status, found.why, after.status) == ("timeout", "past its time limit", "correct")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["verifier", "reward"])
+def test_what_waits_for_ever_is_ended_by_the_clock(file, kind):
+    waits = SLEEP, f"os.fork() or {SLEEP}\nos.wait()", f"signal.alarm(1); signal.alarm(0); {SLEEP}"
+    with open_judge(file, kind, workers=3, clock_seconds=3.0) as grader:
+        found = grader.grade(questions(kind, *waits, *[X] * 3))
+    assert {one.why for one in found[:3]} == {"past the time limit of 3 s"}
+    assert [one.status for one in found] == ["timeout"] * 3 + ["correct"] * 3
 
 
 @pytest.mark.parametrize("what", [
-    "print('noise'); os.write(1, b'noise\\n'); os.write(2, b'noise\\n')",
-    "sys.stdin.read()", "os.fork()", "os.rmdir(os.getcwd())",
-    "value += getattr(sys, 'seen', 0); sys.seen = 1",
-    "os.setpgid(0, os.getpgid(os.getppid()))",
+    "print('noise'); os.write(1, b'noise\\n'); os.system('echo noise >&2')", "sys.stdin.read()",
+    "os.fork()", "os.rmdir(os.getcwd())", START_A_PROGRAM.replace("value", "'started'"),
     "threading.Thread(target=time.sleep, args=[10**6]).start()",
-    "open('file', 'w').close(); os.mkdir('folder'); os.symlink('/', 'link')",
     "os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, 15)"])
-def test_what_does_no_harm_is_judged_and_leaves_nothing_to_the_next(grader, what):
-    """A second process answers too, for example, but is not heard."""
-    asked = [grader.ask(f"{what}\nwhy = value", n) for n in range(3)]
-    assert [answer.result().why for answer in asked] == ["0", "1", "2"]
-    assert grader.ask("why = os.listdir(), os.listdir(os.environ['TMPDIR'])").result().why == (
-        "([], [])")
+def test_what_does_no_harm_is_judged(both, what):
+    """A second process that answers too, for example, is not heard."""
+    grader, kind = both
+    asked = grader.grade(questions(kind, *[what] * 3, "1/0", X))
+    assert [one.status for one in asked] == ["correct"] * 3 + ["raised", "correct"]
 
 
-def test_a_child_cannot_speak_for_its_worker(grader):
-    """It may write into all files that it has: the next question gets its own answer."""
-    forge = """for fd in range(3, 30):
-        try: os.write(fd, b'["correct", "forged"]\\n')
-        except OSError: pass"""
-    asked = [grader.ask(what) for what in (forge, "why = 2", "why = 3")]
-    assert [answer.result().why for answer in asked] == ["forged", "2", "3"]
+@pytest.mark.parametrize("end, status", [
+    ("pass", "correct"), ("os._exit(1)", "killed"), ("while True: pass", "timeout")])
+def test_what_a_reward_has_started_or_written_ends_with_its_answer(file, tmp_path, end, status):
+    started = str(tmp_path / "started")
+    is_clean = f"{COUNT}\nassert sys.seen == 1 and os.listdir() == []"
+    with open_judge(file, "reward", cpu_seconds=0.3) as grader:
+        write = "open('file', 'w').close(); tempfile.mkdtemp()\n"
+        asked = questions("reward", START_A_PROGRAM + write + end, is_clean, value=started)
+        assert [one.status for one in grader.grade(asked)] == [status, "correct"]
+        assert os.path.exists(started)
+        worker, = grader.workers
+        wait_until(lambda: len(session(worker.pid)) == 1)
 
 
-def test_a_child_that_computes_is_not_ended_by_the_clock(judge):
-    """Nor one that others keep from a processor: a busy machine's verdicts are an idle one's."""
-    with ForkingGrader(judge, [], workers=1, cpu_seconds=LONG, waiting_seconds=SHORT) as grader:
-        compute = "while time.process_time() < value: pass"
-        assert grader.ask(compute, 4 * SHORT).result().status == "correct"
-
-
-@pytest.mark.parametrize("end", ["pass", "os._exit(1)", SLEEP])
-def test_what_a_child_has_started_ends_with_it(judge, tmp_path, end):
-    with ForkingGrader(judge, workers=1, waiting_seconds=1) as grader:
-        grader.ask(START_A_PROGRAM + end, str(tmp_path / "started")).result()
-        assert (tmp_path / "started").exists()
-        wait_until(lambda: len(session(grader.process.pid)) == 2)  # the server and its worker
-
-
-def test_a_child_is_poor_and_limited(judge, monkeypatch):
+def test_a_judge_has_no_secrets_and_limits(file, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    with ForkingGrader(judge, workers=1) as grader:
-        for kind in (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
-            resource.prlimit(grader.process.pid, kind, (2**50, 2**50))  # as of the user's shell
-        here = grader.ask("why = os.getcwd()").result().why
-        for what, expected in {
-                "'HF_TOKEN' in os.environ": False, "os.environ['TMPDIR']": here,
-                "os.path.dirname(os.getcwd())": grader.folder,
-                "os.stat('.').st_mode & 0o777": 0o700,
-                "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
-                "resource.getrlimit(resource.RLIMIT_DATA)": (2**30, 2**30),
-                "resource.getrlimit(resource.RLIMIT_CORE)": (0, 0),
-                "resource.getrlimit(resource.RLIMIT_FSIZE)": (2**20, 2**20),
-                "resource.getrlimit(resource.RLIMIT_CPU)": (2, 2),
-                "signal.getitimer(signal.ITIMER_PROF)[0] > 0": True}.items():
-            assert grader.ask(f"why = {what}").result().why == str(expected), what
-        assert "secret" not in Path(f"/proc/{grader.process.pid}/environ").read_text()
-    assert not session(grader.process.pid) and not os.path.exists(grader.folder)
+    facts = {
+        "'HF_TOKEN' in os.environ": False, "os.environ['PYTHONHASHSEED']": "0",
+        "os.environ['TMPDIR'] == tempfile.gettempdir() == os.getcwd()": True,
+        "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
+        "resource.getrlimit(resource.RLIMIT_DATA)[0]": 2**30,
+        "resource.getrlimit(resource.RLIMIT_CORE)[0]": 0,
+        "resource.getrlimit(resource.RLIMIT_FSIZE)[0]": 2**20,
+        "0 < signal.getitimer(signal.ITIMER_PROF)[0] < 1.6": True}
+    with open_judge(file, "verifier") as grader:
+        for what, expected in facts.items():
+            assert grader.ask(f"value = {what}").result().why == str(expected), what
+        worker, = grader.workers
+        assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
+        folder = grader.ask("value = os.getcwd()").result().why
+    assert not session(worker.pid) and not os.path.exists(folder)
 
 
-# ---------------------------------------------------------------------------------- ends and deaths
+# ---------------------------------------------------------------------------------- ends
 CLIENT = """
-import os, signal, sys, tempfile, time
-root, folders, judge, started = sys.argv[1:]
+import os, signal, sys, time
+root, judge, started = sys.argv[1:]
 sys.path.insert(0, root)
-tempfile.tempdir = folders
 signal.signal(signal.SIGINT, lambda *_: None)
 from parts.grader import ForkingGrader
-grader = ForkingGrader(judge, [["pass"]], workers=2, cpu_seconds=10.0**6, waiting_seconds=10.0**6)
-print(grader.process.pid, flush=True)
+grader = ForkingGrader(judge, workers=1, clock_seconds=2.0)
+before, = grader.grade([("pass",)])
+os.killpg(0, signal.SIGINT)
+after, = grader.grade([("pass",)])
+print(grader.workers[0].pid, before.status, after.status, flush=True)
 if started:
-    grader.ask("pass").result()
-    os.killpg(0, signal.SIGINT)
-    print({answer.status for answer in grader.grade([("pass", n) for n in range(9)])}, flush=True)
     grader.ask(f"open({started!r}, 'w').close(); time.sleep(10**6)")
     while not os.path.exists(started):
         time.sleep(0.02)
@@ -186,76 +188,57 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("moment", ["", "working"])
-def test_a_client_that_is_killed_leaves_nothing(moment, judge, tmp_path):
-    """Nor does Ctrl-C in its terminal, which reaches the whole process group, end a server."""
+@pytest.mark.parametrize("moment", ["idle", "judging"])
+def test_a_client_that_is_killed_leaves_nothing(moment, file, tmp_path):
+    """Nor does Ctrl-C in its terminal, which reaches the whole process group, end a worker."""
     (tmp_path / "folders").mkdir()
-    started = moment and tmp_path / moment
+    started = tmp_path / moment if moment == "judging" else ""
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT, ROOT, tmp_path / "folders", judge, started], text=True,
-        capture_output=True, start_new_session=True, timeout=HANG)
+        [sys.executable, "-c", CLIENT, ROOT, f"{file}:judge", started], text=True,
+        env=os.environ | dict(TMPDIR=str(tmp_path / "folders")), capture_output=True,
+        start_new_session=True, timeout=HANG)
     assert (done.stderr, done.returncode) == ("", -signal.SIGKILL)
-    server, *said = done.stdout.splitlines()
-    assert said == (["{'correct'}"] if moment else [])
-    wait_until(lambda: not session(int(server)) and not os.listdir(tmp_path / "folders"))
+    worker, *statuses = done.stdout.split()
+    assert statuses == ["correct", "correct"]
+    wait_until(lambda: not session(int(worker)) and not os.listdir(tmp_path / "folders"))
 
 
-def test_closing_ends_the_servers_and_what_they_still_had_to_do(judge, tmp_path):
-    with Patient(judge, workers=1) as grader:
+def test_closing_ends_all_that_still_had_to_be_judged(file, tmp_path):
+    with open_judge(file, "verifier", **LONG) as grader:
         asked = [grader.ask(START_A_PROGRAM + SLEEP, str(tmp_path / "started")) for _ in range(3)]
         wait_until((tmp_path / "started").exists)
+        worker, = grader.workers
     assert asked[0].result().status == "killed" and asked[1].cancelled() and asked[2].cancelled()
-    wait_until(lambda: not session(grader.process.pid))
-    assert not os.path.exists(grader.folder)
+    assert not session(worker.pid)
 
 
-def test_without_a_server_nothing_more_is_judged(judge):
-    with Patient(judge, workers=1) as grader:
-        assert grader.ask(X).result().status == "correct"
-        grader.process.kill()
-        assert grader.ask(KILL_WORKER).result().status == "killed"
-        with pytest.raises(RuntimeError, match="its process was ended by signal 9 "):
-            grader.ask(X).result()
-
-
-# ------------------------------------------------------------------------------- order, threads
-COUNT = "sys.seen = getattr(sys, 'seen', 0) + 1; why = sys.seen"
-
-
+# ------------------------------------------------------------------------------ several questions
 @pytest.mark.parametrize("failure, status", [
     ("os._exit(1)", "killed"), ("1/0", "raised"), ("while True: pass", "timeout")])
-def test_a_child_of_several_questions_fails_on_none_that_a_new_one_answers(judge, failure, status):
+def test_a_fork_of_several_questions_fails_on_none_that_a_new_one_answers(file, failure, status):
     """Its limits are those of one question, so all that it has kept was computed within them."""
-    if_used = f"{COUNT}\nif sys.seen > 1: {failure}" if failure[0] != "w" else (
-        f"{COUNT}\nwhile sys.seen > 1: pass")
-    with ForkingGrader(judge, [[X]], workers=1, cpu_seconds=0.5, keep=True) as grader:
-        assert [v.why for v in grader.grade([(COUNT,)] * 4)] == ["1", "2", "3", "4"]
-        assert [v.why for v in grader.grade([(if_used,)] * 3)] == ["1", "1", "1"]
-        burn = "while time.process_time() < value: pass"
-        found = grader.grade([(f"value += time.process_time()\n{burn}", 0.2)] * 4)
-        assert {verdict.status for verdict in found} == {"correct"}
+    if_used = f"{COUNT}\nwhile sys.seen > 1: {failure.removeprefix('while True: ')}"
+    with open_judge(file, "verifier", cpu_seconds=0.5) as grader:
+        assert [one.why for one in grader.grade([(COUNT,)] * 4)] == ["1", "2", "3", "4"]
+        assert [one.why for one in grader.grade([(if_used,)] * 3)] == ["1", "1", "1"]
+        burn = "value += time.process_time()\nwhile time.process_time() < value: pass"
+        assert {one.status for one in grader.grade([(burn, 0.2)] * 4)} == {"correct"}
         always, after = grader.grade([(failure,), (COUNT,)])
         assert (always.status, after.why) == (status, "1")
 
 
-def test_results_come_in_order_from_any_thread(judge):
-    questions = [((X, WRONG)[n % 3 == 0], n) for n in range(90)]
-    expected = [float(n % 3 > 0) for n in range(90)]
-    with Patient(judge, [[X]], workers=2) as grader, ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(grader.grade, questions) for _ in range(4)]
-        for verdicts in asked:
-            assert [verdict.reward for verdict in verdicts.result(HANG)] == expected
-        for key in reversed(range(90)):
-            problem, rollout = questions[key]
-            grader.submit(("any", key), SimpleNamespace(judged_by=problem),
-                          SimpleNamespace(text=rollout))
-        assert [grader.result(("any", key)).reward for key in range(90)] == expected
+def test_a_verdict_is_kept_until_it_is_asked_for():
+    with Grader() as grader:  # strings decide these
+        for key in range(5):
+            problem, rollout = SimpleNamespace(answer=str(key)), SimpleNamespace(text=r"\boxed{3}")
+            grader.submit(("any", key), problem, rollout)
+        assert [grader.result(("any", key)).reward for key in (4, 3, 2, 1, 0)] == [0, 1, 0, 0, 0]
         with pytest.raises(KeyError):
             grader.result(("any", 0))
 
 
-def test_importing_is_light_and_servers_do_not_import_the_main_script(tmp_path):
-    """Under a lower limit than our own, as on a full disk or by `ulimit -f`."""
+def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
+    """Under a lower limit than our own, as by `ulimit -f`."""
     script = tmp_path / "trainer.py"
     script.write_text(f"""
 import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))

@@ -6,12 +6,13 @@ import runpy
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from helpers import ROOT, lines, run_program
 from parts.config import Config
 from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
-from parts.grader import PATIENCE, OwnReward, why_unusable
+from parts.grader import OwnReward
 from parts.problems import chains
 
 
@@ -21,11 +22,6 @@ from decimal import Decimal
 import numpy as np
 from rewards import extract_answer
 from helper import TEN
-
-open(__file__ + ".loaded", "w").close()
-SEEN = []
-
-def interrupt(): raise KeyboardInterrupt
 
 def score(problem, completion):
     return eval(completion)
@@ -50,11 +46,9 @@ def mine(tmp_path):
 
 @pytest.fixture(scope="module")
 def grader(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_TOKEN", "secret")
-        name = f"{own_file(tmp_path_factory.mktemp('own'))}:score"
-        with OwnReward(name, threshold=0.5, workers=1) as made:
-            yield made
+    file = own_file(tmp_path_factory.mktemp("own"))
+    with OwnReward(f"{file}:score", threshold=0.5, workers=1) as made:
+        yield made
 
 
 # ------------------------------------------------------------------------------ what it returns
@@ -62,12 +56,11 @@ def grader(tmp_path_factory):
     ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
     ("Decimal('0.75')", 0.75), ("__import__('fractions').Fraction(1, 4)", 0.25),
     ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
-    (r"float(extract_answer('\\boxed{7}'))", 7.0), ("'HF_TOKEN' in os.environ", 0.0),
-    ("len(os.listdir())", 0.0), ("SEEN.append(1) or len(SEEN)", 1.0)])
+    (r"float(extract_answer('\\boxed{7}'))", 7.0), ("-0.0", 0.0)])
 def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(
         grader, completion, number):
     found = grader.grade([({}, completion)])[0]
-    assert (found.reward, found.why) == (number, "")
+    assert (str(found.reward), found.why) == (str(number), "")
     assert found.status == ("correct" if number > 0.5 else "wrong") and found.parts == {}
 
 
@@ -92,16 +85,14 @@ def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completio
     ("None", "no_number", "returned None"), ("float('nan')", "no_number", "nan"),
     ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
-    *((odd, "no_number", "(a dict holds 1 to 7 numbers") for odd in (
+    *((odd, "no_number", "it returned {") for odd in (
         "{}", "{'a': None}", "{'a': float('nan'), 'b': 1}", "{'a': '1'}", "{'a': {'b': 1}}",
         "{'a': 1e6 + 1, 'b': -1e6}", "{'a': 1e6, 'b': 1}", "{1: 1.0}", "{('a',): 1.0}", "{'': 1}",
         "{'a\\x1b[2J': 1}", "{'a\\ud800': 1}", "{'x' * 41: 1}", "dict.fromkeys('abcdefgh', 0)")),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
-    ("{}['missing']", "raised", "KeyError: 'missing' (line 14 of mine.py)"),
-    ("helper()", "raised", "KeyError: 'deep' (line 19 of mine.py)"),
-    ("open('mine.py')", "raised", "directory: 'mine.py' (line 14 of mine.py; a relative path does "
-     "not start in your folder, so build it from Path(__file__))"),
-    ("sys.exit(3)", "raised", "SystemExit: 3"), ("interrupt()", "raised", "KeyboardInterrupt"),
+    ("{}['missing']", "raised", "KeyError: 'missing' (line 9 of mine.py)"),
+    ("helper()", "raised", "KeyError: 'deep' (line 14 of mine.py)"),
+    ("open('mine.py')", "raised", "directory: 'mine.py' (line 9 of mine.py)"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
         grader, completion, status, why):
@@ -115,9 +106,9 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
             dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
     append(tmp_path / "data.jsonl", *rows)
     problems = load_problems(str(tmp_path / "data.jsonl"), whole_rows=True)
-    assert [problem.judged_by for problem in problems] == rows
+    assert [problem.row for problem in problems] == rows
     built_in, = load_problems("builtin", whole_rows=True, limit=1)
-    assert built_in.judged_by.items() >= dict(problem=built_in.problem, id=built_in.id).items()
+    assert built_in.row.items() >= dict(problem=built_in.problem, id=built_in.id).items()
     monkeypatch.setenv("HOME", str(tmp_path))
     with OwnReward(f"~/{mine.name}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
@@ -126,82 +117,60 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
-SEES = {  # what is before the colon of `lambda`, and whether it is given the special tokens
+SEES = {  # parameters, and whether the function is given the special tokens
     "problem, completion, raw": True, "problem, completion, *, raw": True,
     "problem, completion, raw=''": True, "problem, completion, limit=3, raw='', **more": True,
-    "problem, completion": False, "problem, text": False, "problem, completion, limit=3": False,
-    "problem, completion, **more": False, "*both": False}
+    "problem, text": False, "problem, completion, **more": False, "*both": False}
 
 
 @pytest.mark.parametrize("takes, sees", SEES.items())
 def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, takes, sees):
-    (tmp_path / "mine.py").write_text(
-        f"score = lambda {takes}: dict(text=len(locals().get('completion', 'four')), "
-        "raw=len(locals().get('raw', '')))")
+    (tmp_path / "mine.py").write_text(f"score = lambda {takes}: len(locals().get('raw', ''))")
     with OwnReward(f"{tmp_path}/mine.py:score", 0, workers=1) as grader:
         for key, raw in enumerate(["<think>four</think><end>", ""]):
-            answer = SimpleNamespace(text="four", raw=raw)
-            grader.submit(key, SimpleNamespace(judged_by={}), answer)
-            assert grader.result(key).parts == {
-                "reward/text": 4, "reward/raw": len(raw) if sees else 0}
+            grader.submit(key, SimpleNamespace(row={}), SimpleNamespace(text="four", raw=raw))
+            assert grader.result(key).reward == (len(raw) if sees else 0)
 
 
-PLAIN, CALLED = "score must be a plain function", (
-    "it is called as score(problem, completion) or score(problem, completion, raw), not as score")
+@pytest.mark.parametrize("takes, why", [
+    ("a", "too many positional arguments"), ("completions, **kwargs", "too many positional"),
+    ("a, b, *, c", "missing a required"), ("a, raw", "multiple values for argument 'raw'"),
+    ("prompts, completions, **kwargs", "it is called with one problem and one completion"),
+    ("data_source, solution_str, ground_truth, extra_info=None", "missing a required argument")])
+def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
+    (tmp_path / "a.py").write_text(f"def score({takes}): pass")
+    with pytest.raises(SystemExit, match=f"a.py:score cannot be used: TypeError: {why}"):
+        OwnReward(f"{tmp_path}/a.py:score", 0.5, workers=1)
 
 
-@pytest.mark.parametrize("code, why", [
-    ("score = 3", PLAIN), ("async def score(problem, completion): pass", PLAIN),
-    ("class score:\n def __init__(self, problem, completion): pass", PLAIN),
-    ("def score(problem, completion): yield 1", PLAIN),
-    ("async def score(problem, completion): yield 1", PLAIN),
-    *((f"def score({takes}): pass", f"{CALLED}({takes})") for takes in (
-        "", "a", "a, b, c", "a, b, *, c", "a, *, b", "a, raw", "raw, b", "a, *, raw",
-        "completion, problem", "completions, **kwargs", "prompts, completions, **kwargs",
-        "data_source, solution_str, ground_truth, extra_info=None")),
-    *((f"def score({takes}): pass", "") for takes in SEES),
-    ("class Judge:\n def __call__(self, problem, completion): pass\nscore = Judge()", ""),
-    ("import functools\nscore = functools.partial(lambda a, b, c: 0, c=1)", "")])
-def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, code, why):
-    (tmp_path / "a.py").write_text(code)
-    found = why_unusable(runpy.run_path(tmp_path / "a.py"), f"{tmp_path}/a.py:score")
-    assert found.startswith(why) and bool(found) == bool(why)
-
-
-def test_a_file_that_never_finishes_loading_is_given_up(tmp_path, monkeypatch):
-    (tmp_path / "hangs.py").write_text("import time; time.sleep(10**6)")
-    monkeypatch.setattr("parts.grader.START_SECONDS", 0.2)
-    with pytest.raises(SystemExit, match="cannot be used: past the time limit of 0.2 s"):
+def test_a_file_that_never_finishes_loading_is_given_up(tmp_path):
+    """A worker sets this timer for all that it loads; here the file makes it a short one."""
+    (tmp_path / "hangs.py").write_text(
+        "import signal, time\nassert signal.setitimer(signal.ITIMER_REAL, 0.2)[0] > 100\n"
+        "time.sleep(10**6)")
+    with pytest.raises(SystemExit, match="cannot be used: past its time limit"):
         OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
 
 
-# ------------------------------------------------------------------------------ its file
-def submit(grader, key, row: dict, text: str) -> None:
-    grader.submit(key, SimpleNamespace(judged_by=row),
-                  SimpleNamespace(text=text, raw=text))
-
-
-def test_a_function_that_fails_on_everything_at_the_start_ends_in_one_sentence(mine):
-    with OwnReward(f"{mine}:row", 0.5, workers=1) as grader:
-        for key in range(PATIENCE):
-            submit(grader, key, dict(key=key), "")
-        for key in range(PATIENCE - 1):
-            assert grader.result(key).status == "raised"
-        with pytest.raises(SystemExit, match="no number for any of the first 16 .*KeyError: "
-                                             r"'number' \(line 17"):
-            grader.result(PATIENCE - 1)
-
-
-def test_once_the_function_has_worked_its_failures_are_counted_and_it_is_not_loaded_again(mine):
-    """Whatever becomes of its file, or of a worker: all of a run is rewarded by one function."""
+def test_all_of_a_run_is_rewarded_by_one_function(mine):
+    """Whatever becomes of its file, or of a worker."""
     with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
-        for key, what in enumerate(["1/0", "1", *["None"] * 40]):
-            submit(grader, key, dict(key=key), what)
-        assert [grader.result(key).status for key in range(42)] == [
-            "raised", "correct", *["no_number"] * 40]
         mine.write_text(MINE.replace("eval(completion)", "2"))
         found = grader.grade([({}, "os.kill(os.getppid(), 9)"), ({}, "0.5")])
         assert [verdict.status for verdict in found] == ["killed", "wrong"]
+
+
+@pytest.mark.slow
+def test_a_file_that_imports_torch_is_loaded_anew_and_sees_nothing_of_the_trainer(tmp_path):
+    """So no GPU context is forked."""
+    (tmp_path / "mine.py").write_text(
+        "import sys, torch\nSEED = torch.initial_seed()\ndef score(row, text):\n"
+        "  return dict(seed=SEED % 1000, mean=torch.ones(3).mean(), ours='helpers' in sys.modules)")
+    torch.manual_seed(1234)
+    with OwnReward(f"{tmp_path}/mine.py:score", 0.5, workers=1) as grader:
+        for found in grader.grade([({}, "")] * 2):
+            assert found.parts["reward/mean"] == 1 and found.parts["reward/ours"] == 0
+            assert found.parts["reward/seed"] != 234
 
 
 # ------------------------------------------------------------------------------ data
@@ -228,29 +197,25 @@ def test_the_example_of_json_answers_is_right_about_its_own_file():
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
 
 
-def test_the_example_of_the_page_rewards_right_answers_and_short_ones(tmp_path):
-    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
-    (tmp_path / "mine.py").write_text(code)
-    row, long = dict(answer="1/2"), "so " * 99
-    asked = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
+def test_the_pages_examples_do_what_it_says(tmp_path):
+    """The first wants right answers that are short, the second sees tags."""
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
+    long = "so " * 99
+    right = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
              rf"{long}\boxed{{3}}": 0.0, r"\boxed{\sqrt{1/4}}": 1.1, "no box": 0.0, "": 0.0}
-    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
-        found = grader.grade([(row, completion) for completion in asked])
-    assert [verdict.reward for verdict in found] == list(asked.values())
-    assert [verdict.status == "correct" for verdict in found] == [
-        reward >= 1 for reward in asked.values()], "no style makes a wrong answer count"
-
-
-def test_the_pages_example_of_several_rewards_sees_the_tags(tmp_path):
-    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
-    (tmp_path / "mine.py").write_text(code)
-    asked = {("7 \\boxed{7}", "<think>7</think> \\boxed{7}<|im_end|>"): (1, 0.2),
-             ("7 \\boxed{7}", "7 \\boxed{7}<|im_end|>"): (1, 0),
-             ("7 \\boxed{8}", "<think>7\n</think>\n\\boxed{8}"): (0, 0.2),
-             ("", ""): (0, 0), ("</think>", "</think><think>"): (0, 0)}
-    with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
-        found = grader.grade([(dict(answer="7"), *texts) for texts in asked])
-    assert [tuple(verdict.parts.values()) for verdict in found] == list(asked.values())
+    tags = {("7 \\boxed{7}", "<think>7</think> \\boxed{7}<|im_end|>"): (1, 0.2),
+            ("7 \\boxed{7}", "7 \\boxed{7}<|im_end|>"): (1, 0),
+            ("7 \\boxed{8}", "<think>7\n</think>\n\\boxed{8}"): (0, 0.2),
+            ("", ""): (0, 0), ("</think>", "</think><think>"): (0, 0)}
+    rewarded = []
+    for code, asked in zip(codes, ([(dict(answer="1/2"), completion) for completion in right],
+                                   [(dict(answer="7"), *texts) for texts in tags]), strict=True):
+        (tmp_path / "mine.py").write_text(code)
+        with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
+            rewarded.append(grader.grade(asked))
+    assert [one.reward for one in rewarded[0]] == list(right.values())
+    assert [one.status == "correct" for one in rewarded[0]] == [r >= 1 for r in right.values()]
+    assert [tuple(one.parts.values()) for one in rewarded[1]] == list(tags.values())
 
 
 @pytest.mark.parametrize("name, completion, reward", [

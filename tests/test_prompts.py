@@ -122,7 +122,7 @@ def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path, capsys):
     made = add_prompts(problems, tokenizer, template, 700)
     assert [p.prompt for p in made] == [
         "Which?\n0) pear\n1) car\n", "Who?\n0) I\n", "What?\n"]
-    assert made[0].judged_by == "2"
+    assert made[0].answer == "2"
     assert len(add_prompts(problems[:1], tokenizer, template, 700)) == 1
     same = str(file(tmp_path, "same.jinja", "{{ row.choices }}"))
     assert "does not show" not in capsys.readouterr().out

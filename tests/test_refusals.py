@@ -126,16 +126,12 @@ BAD_TEMPLATES = [
         '[{"role": "user", "content": "{question}"}]')),
 ]
 BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
-    ("", "a.py has no function score; it has: none"),
-    ("import re\nfrom json import dumps\nscores = lambda: 0\nclass C: pass\ndef rate(): print()",
-     "a.py has no function score; it has: scores, rate"),
-    ("async def score(problem, completion): pass", "score must be a plain function"),
-    ("def score(a, b, c): pass",
-     "it is called as score(problem, completion) or score(problem, completion, raw), not as "
-     "score(a, b, c)."),
+    ("scores = lambda: 0", "AttributeError: module 'a.py' has no attribute 'score'"),
+    ("def score(a, b, c): pass", "TypeError: missing a required argument: 'c'"),
+    ("score = 3", "TypeError: 3 is not a callable object"),
     ("\ndef score(a, b)\n  pass", "SyntaxError: expected ':' (a.py, line 2)"),
-    ("open('sums.jsonl')", "FileNotFoundError: [Errno 2] No such file or directory: 'sums.jsonl' "
-     "(line 1 of a.py; a relative path does not start in your folder, so build it from Path(__fil"),
+    ("open('sums.jsonl')",
+     "FileNotFoundError: [Errno 2] No such file or directory: 'sums.jsonl' (line 1 of a.py)"),
     ("import numpty", "ModuleNotFoundError: No module named 'numpty' (line 1 of a.py)"),
     ("import os; os._exit(1)", "its process ended with exit code 1"),
     ("import sys; sys.exit(5)", "SystemExit: 5"),
@@ -177,9 +173,8 @@ REFUSED = {
                 problem=f"Tom has {i} pens. How many?", answer="1")) + "\n" for i in range(9)))),
         ("--eval-data builtin,long.jsonl", "Every prompt of long.jsonl is over", text(
             Path("long.jsonl"), json.dumps(dict(problem="1+" * 999 + "1=?", answer="1000")))),
-        *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION, not {name}.")
-          for name in ("a.py", "a.py:", "a:score", ".:x")),
-        ("--reward a.py:score", "--reward: there is no file a.py"),
+        *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION of an existing file, not {name}.")
+          for name in ("a.py", "a.py:", "a:score", ".:x", "a.py:score")),
         *(("--reward a.py:score", f"--reward a.py:score cannot be used: {words}",
            text(Path("a.py"), content)) for content, words in BAD_REWARDS),
         ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),

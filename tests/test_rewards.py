@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 import rewards
 from helpers import ROOT, lines
-from rewards import MAX_CHARS, Grader, decide, extract_answer, judge
+from parts.grader import verdict as verdict_of
+from rewards import MAX_CHARS, Grader, decide, extract_answer
 from verifier.answers import exact
+from verifier.equality import judge
 from verifier.spelling import REWRITES, normalize
 
 CASES = lines(ROOT / "tests" / "reward_cases.jsonl")
@@ -142,7 +144,7 @@ def test_golds_are_checked_at_load_time(grader, monkeypatch):
     assert grader.check_golds(golds) == [True] * 7 + [False, True, True, False, False, False, False]
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
     hung = Future()
-    hung.set_result(grader.verdict("timeout", ""))
+    hung.set_result(verdict_of("timeout", ""))
     monkeypatch.setattr(grader, "ask_judge", lambda *_: hung)
     assert grader.check_golds(["42", r"\sqrt{2}"]) == [True, False]
 

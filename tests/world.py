@@ -150,7 +150,7 @@ def silent(key, problem, rollout) -> float:
 
 # ------------------------------------------------------------------------------ one step
 def problem(i: int) -> SimpleNamespace:
-    return SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="", judged_by="",
+    return SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="",
                            prompt_ids=[i % WORDS, i // WORDS % WORDS])
 
 

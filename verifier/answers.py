@@ -10,7 +10,6 @@ from fractions import Fraction
 from verifier.spelling import TEXT, squeeze
 
 # --------------------------------------------------------------------------------------- boxes
-
 BOX = re.compile(r"""
     \\(?:boxed|fbox) (?![A-Za-z]) \s*
     (?: (\{)                                                       # a group
@@ -53,7 +52,6 @@ def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
 
 
 # ------------------------------------------------------------------------------------- numbers
-
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 EXACT = re.compile(rf"""
     (-?)
@@ -108,7 +106,6 @@ def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
 
 
 # --------------------------------------------------------------------------- words and choices
-
 CONNECTIVE = re.compile(r"\\l(?:and|or)(?![A-Za-z])")
 ARTICLE = re.compile(r"^(?:(?:an?|the) (?=[a-z]{2})|option |choice )")  # but "a b" is two letters
 BRACKETED = re.compile(r"^\((.*)\)$")
@@ -170,7 +167,6 @@ def take_choice(gold: str, answer: str) -> str:
 
 
 # ----------------------------------------------------------------------------- lists and relations
-
 PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-z])")
 NO_SIGN = re.compile(r"(^|=|\\ne)\s*\+")
 RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![A-Za-z])")

@@ -23,6 +23,20 @@ INDEXED = re.compile(r"(?<![A-Za-z\\])([EeI])(?=\s*_)")  # with an index it is n
 RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
 
+def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
+    """(status, why): is every part equal to `gold`?"""
+    try:
+        g, found = read(gold), [read(part) for part in parts]
+        unequal = next((a for a in found if not same(g, a, style)), None)
+        if unequal is not None:
+            return "wrong", f"math-verify: {g} is not {unequal}"[:500]
+        return "correct", f"math-verify: {g} is {', '.join(map(str, found))}"[:500]
+    except MemoryError:
+        raise
+    except Exception as error:
+        return "unparseable", f"{type(error).__name__}: not read as mathematics"
+
+
 class HastyParser(_Latex2Sympy):
     """Parses without looking at the context. It is faster, and gives the same tree or raises."""
 
@@ -73,8 +87,7 @@ def read(text: str):
 def joined(parts: list, join=None):
     """Relations of one variable become one; otherwise the parts are a list.
 
-    Without a connective "x<1, x>3" is the union, and "x>1, x<3" the intersection: the union would
-    be all numbers.
+    Without "or", "x<1, x>3" is the union. It would be all numbers for "x>1, x<3", so that is "and".
     """
     if not all(isinstance(part, Boolean) for part in parts):
         return sum((part if isinstance(part, list) else [part] for part in parts), [])
@@ -89,7 +102,6 @@ def joined(parts: list, join=None):
 
 
 # ---------------------------------------------------------------------------------- comparing
-
 verified = functools.partial(verify, timeout_seconds=None)
 NOT_SMOOTH = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, sympy.floor,
               sympy.ceiling, sympy.Mod)
@@ -154,10 +166,8 @@ def same_relations(gold, answer) -> bool:
 
 
 def same_expressions(gold, answer, style: str) -> bool:
-    """Exact values must be equal; decimals must be close relative to their size.
-
-    f(0) has no value to compute with, so it becomes a variable named f(0).
-    """
+    """Exact values must be equal; decimals must be close relative to their size."""
+    # f(0) has no value to compute with, so it becomes a variable named f(0)
     functions = gold.atoms(AppliedUndef) | answer.atoms(AppliedUndef)
     gold, answer = (each.xreplace({f: sympy.Symbol(str(f)) for f in functions})
                     for each in (gold, answer))
@@ -177,16 +187,14 @@ def same_expressions(gold, answer, style: str) -> bool:
 
 
 # ---------------------------------------------------------------------- the values of expressions
-
 CONSTANT, SMALL, WHOLE, LARGE, NEGATIVE, MIXED = range(6)  # where values are compared
 
 
 def points(names) -> list[tuple[dict, int]]:
     """(values of the variables, which point), the same in every process.
 
-    Some values are whole and some are large, because floor(n/2) is floor(n/3) for all small n. The
-    last two points have negative values. sqrt(x) leaves its domain there, but x and max(x, 0) do
-    not differ anywhere else. Only mixed signs tell xy from |x||y|.
+    Some are whole and some are large, because floor(n/2) is floor(n/3) for all small n. At the last
+    two some are negative, because x is max(x, 0) elsewhere. Mixed signs tell xy from |x||y|.
     """
     names = sorted(names, key=str)
     kinds = range(SMALL, MIXED + 1) if names else [CONSTANT]
@@ -250,10 +258,7 @@ def alike_at_points(gold, answer, tolerance: float = 0) -> bool | None:
 
 
 def proportional(gold, answer, positive: bool = False) -> bool:
-    """Is one a constant multiple of the other? 2x^2 - 8 and x^2 - 4 have the same zeros.
-
-    If `positive`, the constant must be: 2x > 8 is x > 4, but not -x > -4.
-    """
+    """Is one a (`positive`) constant multiple of the other? 2x > 8 is x > 4, but not -x > -4."""
     at = points(gold.free_symbols | answer.free_symbols)[0][0]
     g, a = gold.subs(at).doit(), answer.subs(at).doit()
     if not (g.is_finite and a.is_finite) or 0 in (g, a) or positive and g * a < 0:

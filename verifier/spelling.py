@@ -64,7 +64,6 @@ def plain_characters(text: str) -> str:
 
 
 # ----------------------------------------------------------------------------------- the rules
-
 SAME = dict(pair.split() for pair in r"""
 \leq \le | \leqslant \le | \leqq \le | \geq \ge | \geqslant \ge | \geqq \ge | \neq \ne
 \equiv = | := = | \varnothing \emptyset | \bmod \mod | \dfrac \frac | \tfrac \frac | \cfrac \frac
