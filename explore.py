@@ -26,9 +26,10 @@ import tyro
 
 from parts import what_if
 from parts.config import in_one_sentence, parse_flags
-from parts.folder import row_of, settings, write_safely
+from parts.folder import row_of, write_safely
 from parts.grader import NO_VERDICT
 from parts.plot import drawn_rows, panels_of, what_differs
+from parts.provenance import settings
 from parts.text import quiet_end, shown
 from rewards import extract_answer
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.folder import read_rows, replacing, settings
+from parts.folder import read_rows, replacing
 from parts.grader import NO_VERDICT, PART
+from parts.provenance import settings
 from parts.text import shown
 
 COLORS = (  # Okabe and Ito's

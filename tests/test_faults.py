@@ -216,7 +216,7 @@ def test_steps_and_new_shapes_leave_nothing_behind(place):
         run = running.prepare(config, grader)
         for step in range(1, steps + 1):
             groups, metrics = minirl.train_step(step, run)
-            running.log(step, groups, metrics, run)
+            running.log(dict(step=step, **metrics), groups, run)
             if step in (steps // 4, steps):
                 seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen

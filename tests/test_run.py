@@ -18,6 +18,7 @@ from ada_sampler import Group
 from eval import bootstrap
 from models import make
 from parts import folder as folders
+from parts import provenance
 from parts import run as running
 from parts.config import Config, parse, parse_flags
 from parts.data import Stream, count_trained, load_problems
@@ -62,7 +63,7 @@ def metrics_of(**changes):
 @pytest.mark.parametrize("count, places", [(0, []), (2, [0, 1]), ("all", [0, 1, 2])])
 def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places):
     run.config.log_groups = count
-    running.log(5, groups(3), metrics_of(), run)
+    running.log(dict(step=5), groups(3), run)
     found = rows(run, "groups.jsonl") if places else []
     assert [(row["step"], row["place"], row["prompt"], row["gold"]) for row in found] == [
         (5, i, f"<{i}>", "7") for i in places]
@@ -144,7 +145,6 @@ def killed(number):
 ENDS = {  # how it ends -> exit code, words
     "Ctrl-C": (lambda: killed(signal.SIGINT), 130, "stopped; "),
     "SIGTERM": (lambda: killed(signal.SIGTERM), 143, "stopped; "),
-    "SIGHUP": (lambda: killed(signal.SIGHUP), 129, "stopped; "),
     "full disk": (lambda: raises(OSError(28, "No space left on device", "runs/mine/metrics.jsonl")),
                   1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
     "memory": (lambda: torch.empty(2**46, dtype=torch.uint8), 1,  # the allocator's own error
@@ -158,8 +158,7 @@ ENDS = {  # how it ends -> exit code, words
 @pytest.fixture
 def handlers():
     """Those of the tests come back afterwards."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in running.STOPS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -173,10 +172,7 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     for step in (9, 12) if saved else ():
         (tmp_path / f"runs/mine/checkpoints/step-{step:06d}").mkdir(parents=True)
     ends, code, words = ENDS[how]
-    closed, show = [], running.traceback.print_exc
-    # torchrun sends SIGTERM to all when one process has died, and each has an error by then
-    monkeypatch.setattr(running.traceback, "print_exc", lambda: (
-        show(), os.kill(os.getpid(), signal.SIGTERM)))
+    closed = []
     with pytest.raises(SystemExit) as ended, \
             running.last_words(Config(name="mine", micro_tokens=900)), \
             contextlib.ExitStack() as stack:
@@ -187,7 +183,6 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     said = capsys.readouterr().err
     assert ended.value.code == code and said.splitlines()[-1].endswith(words + promise)
     assert ("Traceback" in said) == (how == "error") and closed == [True]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # nothing is left to be said
 
 
 @pytest.mark.parametrize("out, said", [
@@ -199,11 +194,9 @@ def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out
     assert out.seek(0) == 0 and out.read() == said
 
 
-def test_what_nohup_has_set_stays_and_a_sentence_of_the_programs_own(handlers):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_a_sentence_of_the_programs_own_stays(handlers):
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
             running.last_words(Config(name="mine")):
-        os.kill(os.getpid(), signal.SIGHUP)
         raise SystemExit("Engine and trainer disagree.")
 
 
@@ -214,10 +207,10 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
     monkeypatch.setitem(sys.modules, "wandb", tracker)
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     run.config.report_to = "wandb"
-    monkeypatch.setattr(folders, "datetime", MagicMock(**{
+    monkeypatch.setattr(provenance, "datetime", MagicMock(**{
         "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
     for step in range(2):  # again as a resumed run
-        folders.note_start(run.folder, running.settings_of(run.config), step, {})
+        provenance.note_start(run.folder, running.settings_of(run.config), step, {})
         run.tracker = running.open_tracker(run.folder, run.config)
     first, again = (call.kwargs for call in tracker.init.call_args_list)
     assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
@@ -274,7 +267,7 @@ def test_an_evaluation_that_is_repeated_after_a_kill_reaches_the_tracker(
         run, monkeypatch, name, tracker):
     monkeypatch.setitem(sys.modules, name, tracker)
     run.config.report_to, run.state["step"] = name, 20
-    folders.note_start(run.folder, {}, 0, {})
+    provenance.note_start(run.folder, {}, 0, {})
     run.tracker = running.open_tracker(run.folder, run.config)
     running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
     running.record(21, [], metrics_of(), run)
@@ -289,7 +282,7 @@ def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_RUN_ID", "back")
     run.config.report_to = "wandb"
-    folders.note_start(run.folder, {}, 0, {})
+    provenance.note_start(run.folder, {}, 0, {})
     run.tracker = running.open_tracker(run.folder, run.config)
     for prefix, step in (("train", 21), ("held_out", 20)):
         running.track(run, prefix, step, dict(avg=step / 1024))
@@ -348,14 +341,12 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert again.state["samples_total"] == 80
     for name in ("metrics.jsonl", "groups.jsonl"):
         assert [row["step"] for row in rows(run, name)] == list(range(1, 11))
+    assert [*again.history] == [*run.history] == rows(run, "metrics.jsonl")[-3:]
     assert list(again.steps()) == list(range(11, 31))
     again.config.steps = 10
     running.resume(again, newest(run))
     said = capsys.readouterr().out
-    assert "after step 10: all of --steps 10 are done" in said and "no line" not in said
-    folders.keep_rows(run.folder / "metrics.jsonl", lambda row: row["step"] not in (4, 10))
-    running.resume(again, newest(run))
-    assert "metrics.jsonl has no line of 2 steps" in capsys.readouterr().out
+    assert "after step 10: all of --steps 10 are done" in said
 
 
 @pytest.mark.parametrize("written, finished", [
@@ -396,12 +387,12 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     assert "WARNING: the prompts" not in said and "no checkpoint" not in said
     assert "from here on --lr is 0.5 (it was 0.001), --steps is 2 (it was 1)\n" in said
     file = folder / "config.json"
-    prompts = folders.read_config(folder)["inputs"]["prompts"]
+    prompts = provenance.read_config(folder)["inputs"]["prompts"]
     file.write_text(file.read_text().replace(prompts, "others"))
     gc.collect()
     small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
-    found = folders.read_config(folder)
+    found = provenance.read_config(folder)
     starts = found["starts"]
     assert found["inputs"]["prompts"] == "others"
     # before the first step, and once after the last of each start
@@ -528,20 +519,6 @@ def test_which_steps_are_followed_by_an_evaluation():
                                  (False, 0, [7])):
         config = Config(steps=7, eval_every=every, eval_first=first)
         assert [step for step in range(8) if running.is_evaluated(step, config)] == wanted
-
-
-@pytest.mark.parametrize("statuses, learnt", [
-    (["correct correct", "wrong wrong correct", "wrong correct"],
-     "a held-out problem: <1> before: 0 now: 2"),
-    (["correct wrong", "wrong correct wrong", "wrong"], "")])
-def test_a_run_that_is_over_shows_what_it_has_learnt(tmp_path, statuses, learnt):
-    for step in range(3):
-        for name, each in enumerate(map(str.split, statuses)):
-            if step < len(each):
-                row = dict(step=step, id=name, problem=f"<{name}>", status=each[step], text=step)
-                folders.append(tmp_path / "answers.jsonl", row)
-    said = running.before_and_now(tmp_path)
-    assert " ".join(said.split()) == learnt
 
 
 # ------------------------------------------------------------------ before the first step
