@@ -511,22 +511,22 @@ def last_words(config: Config):
     with quiet_end():
         try:
             yield
-            return
-        except SystemExit as ended:
-            if ended.code not in [128 + number for number in STOPS]:
-                raise
-            words, code = "stopped", ended.code
-        except Exception as error:
-            words, code = why_it_ended(error, config), 1
-        print(f"\n{words}; {saved_so_far(Path('runs', config.name))}", file=sys.stderr)
-        raise SystemExit(code)
+        except (SystemExit, Exception) as error:
+            words, code = why_it_ended(error, config)
+            if words:
+                saved = saved_so_far(Path("runs", config.name))
+                print(f"\n{words}; {saved}", file=sys.stderr)
+            raise SystemExit(code) from None
 
 
-def why_it_ended(error: Exception, config: Config) -> str:
-    """In words where the user can change it; of other errors the traceback is printed, too."""
+def why_it_ended(error: BaseException, config: Config) -> tuple[str, object]:
+    """(words for the user, exit code). An error that is a bug has its traceback printed, too."""
+    if isinstance(error, SystemExit):  # by a signal, or with a sentence that says everything
+        stopped = error.code in [128 + number for number in STOPS]
+        return "stopped" * stopped, error.code
     if isinstance(error, OSError):  # a full disk, or nobody who reads the output
-        return shown(error)
+        return shown(error), 1
     if out_of_memory(error):
-        return "Out of memory: " + config.less_memory.format(**vars(config))
+        return "Out of memory: " + config.less_memory.format(**vars(config)), 1
     traceback.print_exception(error)
-    return type(error).__name__
+    return type(error).__name__, 1

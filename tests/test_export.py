@@ -115,14 +115,6 @@ def test_what_goes_with_the_weights(tmp_path):
     assert kept.max_new_tokens == 33 and kept.repetition_penalty in (None, 1.0)
 
 
-def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(tmp_path, capsys):
-    run = train_at_random(tmp_path / "runs" / "mine", steps=(3, 6))
-    export.export(str(run), tmp_path / "newest")
-    export.export(str(run / "checkpoints" / "step-000003"), tmp_path / "named")
-    said = [line for line in capsys.readouterr().out.splitlines() if "adapter of" in line]
-    assert "step-000006" in said[0] and "step-000003" in said[1]
-
-
 def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(tmp_path):
     run = train_at_random(tmp_path / "made" / "runs" / "mine")
     before = contents(tmp_path)

@@ -1,5 +1,4 @@
 """A model's name, and its folder: what is found, and what is broken in a sentence."""
-import contextlib
 import fnmatch
 import importlib.metadata
 import json
@@ -92,6 +91,36 @@ def without_a_weight(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def beside(name):
+    """A second set of weights, which vLLM would read too, or instead."""
+    return lambda folder: save_file(dict(w=torch.ones(2)), folder / name)
+
+
+def of_an_index(folder):
+    """The weights in a file that an index names; without the file that transformers prefers."""
+    shard = (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = dict(metadata={}, weight_map=dict.fromkeys(load_file(shard), shard.name))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def untied(folder):
+    change(folder, tie_word_embeddings=False)
+
+
+def with_a_head(folder):
+    untied(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("how", [of_an_index, with_a_head])
+def test_weights_are_loaded_as_transformers_and_vllm_would(tmp_path, how):
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    how(folder)
+    assert load(str(folder)).lm_head.weight.isfinite().all()
+
+
 def without_words(folder):
     """As a Qwen2 from the hub, whose family's tokenizer needs no file."""
     (folder / "tokenizer.json").unlink()
@@ -100,6 +129,8 @@ def without_words(folder):
 
 @pytest.mark.parametrize("harm, words", [
     (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
+    (untied, "no lm_head.weight"), (beside("adapter_model.safetensors"), "adapter_.* lies beside"),
+    (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)), "lies beside"),
     (without_a_weight, "no weights for model.layers.1.mlp.up_proj.weight: mend or replace it"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "weights of .*no model.safetensors, and only safetensors are read"),
@@ -215,34 +246,3 @@ def test_another_process_may_make_the_folder_faster(tmp_path, monkeypatch):
         shutil.copytree(TINY, folder) for folder in (own, tmp_path / "made")])
     smollm.make(tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]  # nothing half-made stays
-
-
-@pytest.mark.parametrize("tied, head, fine", [
-    (True, False, True), (True, True, True), (False, True, True), (False, False, False)])
-def test_a_model_without_its_head_is_refused_before_the_engine_starts(tmp_path, tied, head, fine):
-    """vLLM would leave the head as the memory was, and an evaluation would find 0 % right."""
-    folder = shutil.copytree(models.tiny_folder(), tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | dict(tie_word_embeddings=tied)))
-    if head:
-        weights = load_file(folder / "model.safetensors")
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-        save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
-    with contextlib.nullcontext() if fine else pytest.raises(SystemExit, match="no lm_head.weight"):
-        models.require_weights(str(folder))
-
-
-@pytest.mark.parametrize("shard, indexed, fine", [
-    ("model.safetensors", True, True), ("model-a.safetensors", True, False),
-    ("adapter_model.safetensors", False, False)])
-def test_a_folder_with_two_sets_of_weights_is_refused(tmp_path, shard, indexed, fine):
-    """transformers would read the single file, and vLLM the shards of the index or all files."""
-    save_file(dict(w=torch.ones(2)), tmp_path / "model.safetensors")
-    save_file(dict(w=torch.zeros(2)), tmp_path / shard)
-    (tmp_path / "config.json").write_text("{}")
-    index = json.dumps(dict(weight_map=dict(w=shard)))
-    if indexed:
-        (tmp_path / "model.safetensors.index.json").write_text(index)
-    with contextlib.nullcontext() if fine else pytest.raises(
-            SystemExit, match="lies beside .*: move one of them out"):
-        models.require_weights(str(tmp_path))

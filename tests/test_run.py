@@ -201,46 +201,25 @@ def test_a_sentence_of_the_programs_own_stays(handlers):
 
 
 # ------------------------------------------------------------------------------ a tracker
-def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch, capsys):
-    """As trackio and wandb are: a module with init, log and finish."""
-    tracker = MagicMock()
-    monkeypatch.setitem(sys.modules, "wandb", tracker)
-    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    run.config.report_to = "wandb"
-    monkeypatch.setattr(provenance, "datetime", MagicMock(**{
-        "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
-    for step in range(2):  # again as a resumed run
-        provenance.note_start(run.folder, running.settings_of(run.config), step, {})
-        run.tracker = running.open_tracker(run.folder, run.config)
-    first, again = (call.kwargs for call in tracker.init.call_args_list)
-    assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
-    assert first["resume"] == "allow"
-    running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
-    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
-    running.record_evaluation([], {name: dict(avg=0.5, ci_low=0, ci_high=1) for name in "ab"}, run)
-    step, held_out, *each = (call.args[0] for call in tracker.log.mock_calls)
-    assert step["train/loss"] == 0.5 and "train/verdicts" not in step
-    assert held_out["held_out/avg"] == 0.5
-    assert [f"held_out/{name}/avg" in one for name, one in zip("ab", each)] == [True, True]
-    running.finish(run, bootstrap)
-    assert tracker.finish.call_count == 1
-    tracker.log.side_effect = tracker.init.side_effect = ConnectionError("no network\x1b[2J")
-    running.record(2, [], metrics_of(), run)  # one that fails costs a warning
-    said = capsys.readouterr().out
-    assert "WARNING: step 2 did not reach wandb (ConnectionError: no network" in said
-    assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 2
-    with pytest.raises(SystemExit, match="^wandb did not start .*install or mend it.*--report-to"):
-        running.open_tracker(run.folder, run.config)
+class Trackio:
+    """A tracker that takes any step, and knows no other axis."""
 
-
-class Wandb:
-    """A tracker with wandb's rule: what is logged at an earlier step than before is dropped."""
+    axis = "step"
 
     def __init__(self):
-        self.step, self.axes, self.points = 0, {}, {}
+        self.starts, self.points, self.finish = [], {}, MagicMock()
 
-    def init(self, **_):
-        self.step = 22  # after the kill: the process before had logged step 21
+    def init(self, **how):
+        self.starts.append(how)
+
+    def log(self, row, step):
+        self.points |= {(name, step): value for name, value in row.items()}
+
+
+class Wandb(Trackio):
+    """A tracker with wandb's rule: what is logged at an earlier step than before is dropped."""
+
+    step, axis = 22, ""  # after a kill: the process before has logged step 21
 
     def define_metric(self, name, step_metric):
         assert name == "*"
@@ -249,49 +228,43 @@ class Wandb:
     def log(self, row, step=None):
         step = self.step if step is None else step
         if step >= self.step:
-            self.points |= {(name, row.get(self.axis)): value for name, value in row.items()}
+            super().log(row, row.get(self.axis))
             self.step = step + 1
 
 
-class Trackio(Wandb):
-    """One that takes any step, and knows no other axis."""
-
-    define_metric = None
-
-    def log(self, row, step):
-        self.points |= {(name, step): value for name, value in row.items()}
+EVALUATED = dict(avg=0.5, ci_low=0.4, ci_high=0.6)
 
 
 @pytest.mark.parametrize("name, tracker", [("wandb", Wandb()), ("trackio", Trackio())])
-def test_an_evaluation_that_is_repeated_after_a_kill_reaches_the_tracker(
-        run, monkeypatch, name, tracker):
+def test_a_tracker_gets_each_step_and_evaluation_under_one_name(
+        run, monkeypatch, capsys, name, tracker):
+    """Also an evaluation that is repeated after a kill."""
     monkeypatch.setitem(sys.modules, name, tracker)
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     run.config.report_to, run.state["step"] = name, 20
-    provenance.note_start(run.folder, {}, 0, {})
-    run.tracker = running.open_tracker(run.folder, run.config)
-    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
-    running.record(21, [], metrics_of(), run)
+    monkeypatch.setattr(provenance, "datetime", MagicMock(**{
+        "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
+    for step in range(2):  # again as a resumed run
+        provenance.note_start(run.folder, running.settings_of(run.config), step, {})
+        run.tracker = running.open_tracker(run.folder, run.config)
+    first, again = tracker.starts
+    assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
+    assert first["resume"] == "allow"
+    running.record_evaluation([], dict(builtin=EVALUATED), run)
+    running.record(21, [], metrics_of(verdicts=dict(correct=7)), run)
+    running.record_evaluation([], dict(a=EVALUATED, b=EVALUATED), run)
     assert tracker.points["held_out/avg", 20] == tracker.points["train/loss", 21] == 0.5
-
-
-@pytest.mark.slow
-def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
-    """Without a network: what it has kept is in its file, as JSON."""
-    pytest.importorskip("wandb", reason="wandb is not installed: make extras")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_RUN_ID", "back")
-    run.config.report_to = "wandb"
-    provenance.note_start(run.folder, {}, 0, {})
-    run.tracker = running.open_tracker(run.folder, run.config)
-    for prefix, step in (("train", 21), ("held_out", 20)):
-        running.track(run, prefix, step, dict(avg=step / 1024))
-    run.tracker.finish()
-    (kept,) = tmp_path.glob("wandb/offline*/*.wandb")
-    # Blocks of 32 KiB, each of which begins with a header of 7 bytes, may cut a number in two.
-    written, block = kept.read_bytes(), 2**15
-    records = b"".join(written[at + 7:at + block] for at in range(0, len(written), block))
-    assert all(str(step / 1024).encode() in records for step in (20, 21))
+    assert ("train/verdicts", 21) not in tracker.points
+    assert {("held_out/a/avg", 21), ("held_out/b/avg", 21)} <= tracker.points.keys()
+    running.finish(run, bootstrap)
+    assert tracker.finish.call_count == 1
+    tracker.log = tracker.init = MagicMock(side_effect=ConnectionError("no network\x1b[2J"))
+    running.record(22, [], metrics_of(), run)  # one that fails costs a warning
+    said = capsys.readouterr().out
+    assert f"WARNING: step 22 did not reach {name} (ConnectionError: no network" in said
+    assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 22
+    with pytest.raises(SystemExit, match=f"^{name} did not start .*install or mend it.*--report"):
+        running.open_tracker(run.folder, run.config)
 
 
 # ------------------------------------------------------------------------------ resumed
