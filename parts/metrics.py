@@ -1,4 +1,4 @@
-"""What a step logs, what is warned of, and two of the reasons for which a run ends by itself.
+"""What the numbers of a step say: rows for the logs, warnings, reasons to end the run.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
 prompt, with every sample and its tokens' numbers (docs/explore.md explains the columns). To read

@@ -1,4 +1,4 @@
-"""Models: what a name stands for, and how its files are loaded.
+"""From a model's name to its files, its tokenizer, the model that is trained.
 
 Only safetensors are read. Code that comes with a model's folder is never run.
 """

@@ -188,6 +188,11 @@ def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypat
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(SystemExit, match="a/old: there is no model.safetensors.*connection to the"):
         models.require_weights("a/old")
+    folder = shutil.copytree(TINY, tmp_path / "folder")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="no file named model.safetensors"):
+        load_model(str(folder), "float32")
 
 
 def test_code_of_a_model_is_never_run(tmp_path, capsys):
@@ -212,6 +217,15 @@ def test_no_family_keeps_its_noise(family, noise):
     model = load_model(model_folder(family, **noise), "float32").train()
     ids = torch.arange(30)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_a_class_that_vllm_has_changed_is_not_the_trainers(monkeypatch):
+    """vLLM 0.32 does so in place when it starts with a model of this family."""
+    from transformers.models.smollm3.modeling_smollm3 import SmolLM3Model
+
+    folder = model_folder("smollm3")
+    monkeypatch.setattr(SmolLM3Model, "__init__", lambda *_: pytest.fail("vLLM's"))
+    assert load_model(folder, "float32").config.model_type == "smollm3"
 
 
 # ---------------------------------------------------------------- a real one, without a hub too
