@@ -97,7 +97,8 @@ def beside(name):
 
 
 def of_an_index(folder):
-    """The weights in a file that an index names; without the file that transformers prefers."""
+    """The weights in a file that an index names, so that vLLM does not read the adapter."""
+    beside("adapter_model.safetensors")(folder)
     shard = (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = dict(metadata={}, weight_map=dict.fromkeys(load_file(shard), shard.name))
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
