@@ -99,11 +99,13 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
 
 # ------------------------------------------------------------------------------ after a step
 def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
-    """Also the one that ends the run."""
+    """Also the one that ends the run. The caller's numbers stay as they are."""
     for step in (1, 2, 3):
         monkeypatch.setattr(running, "watch", lambda *_: "no hope" * (step == 3))
+        metrics = metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         with pytest.raises(SystemExit) if step == 3 else contextlib.nullcontext():
-            running.record(step, [], metrics_of(samples=step, tokens=9 * step, seconds=0.5), run)
+            running.record(step, [], metrics, run)
+        assert metrics == metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         assert run.state["step"] == step
     assert [folders.step_of(path) for path in folders.checkpoints(run.folder)] == [2, 3]
     logged = rows(run, "metrics.jsonl")
