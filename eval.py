@@ -33,12 +33,13 @@ from ada_sampler import fill_missing
 from parts.config import EvalConfig, parse_eval
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_problems, load_sets, still_held_out)
-from parts.folder import (FREE, append, base_of, digest_of, keep_rows, open_folder, own_files,
-                          read_config, read_json, read_rows, require_folder, require_same, run_of,
-                          versions, write_safely)
+from parts.folder import (FREE, append, digest_of, keep_rows, open_folder, read_json, read_rows,
+                          require_folder, write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts
-from parts.models import TINY, fetch_model, load_tokenizer, weights_of
+from parts.models import TINY, fetch_model, load_tokenizer, require_weights
 from parts.prompts import add_prompts, require_embedded, stop_ids
+from parts.provenance import (base_of, own_files, read_config, require_same, run_named, settings,
+                              versions)
 from parts.sources import MEASURED, expand
 from parts.text import counted, difference, direction, interval, quiet_end, shown, unit_of, verdict
 from rewards import open_grader
@@ -217,14 +218,14 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems in loaded]
     require_embedded(path, tokenizer, sum(sets, []))
-    files = weights_of(path)
+    require_weights(path)
+    files, run = {}, run_named(config.adapter or config.model)
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
-    folder, run = run_of(config.adapter or config.model)
     return sum(sets, []), asdict(config) | dict(
         path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
         sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
-        trained=count_trained(folder, sum(sets, [])) if run else 0,
+        trained=count_trained(run, sum(sets, [])) if run else 0,
         prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
         stop=stop_ids(path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
@@ -234,7 +235,8 @@ def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
 
 def load_asked(config: EvalConfig) -> list[list]:
     """The sets of --data; `held-out` is what the checkpoint's run holds out of its own data."""
-    (folder, run), most = run_of(config.adapter or config.model), config.limit or None
+    folder, most = run_named(config.adapter or config.model), config.limit or None
+    run = settings(folder)
     if config.data == HELD_OUT:
         if run.get("eval_data") != HELD_OUT:
             raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share "
@@ -247,12 +249,11 @@ def adapted_policy(protocol: dict) -> tuple:
     """(base with adapter, rank). SystemExit if they do not fit, or the run's files have changed."""
     from parts.policy import load_adapter
 
-    folder, run = run_of(protocol["adapter"])
-    if run:
+    if folder := run_named(protocol["adapter"]):
+        run = settings(folder)
         own = {flag: known for flag, known in protocol["own_files"].items()
                if run.get(flag) == protocol[flag]}  # others are another reward, another template
-        require_same(folder, dict(model=protocol["files"]["model"]) | own, "the adapter was "
-                     f"trained on --model {shown(run['model'])}, with its files as they were")
+        require_same(folder, own, "the adapter was trained with its files as they were")
     return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
 
 

@@ -48,7 +48,7 @@ def fill() -> None:
     """One file per problem: rewards [64], and sketches [64, D] or a held-out problem's gradient."""
     from parts.config import parse
     from parts.data import Stream
-    from parts.folder import find_adapter
+    from parts.provenance import find_adapter
     from parts.run import prepare
     from rewards import open_grader
 

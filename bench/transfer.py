@@ -13,7 +13,7 @@ from pathlib import Path
 from store import ROOT
 
 from parts.data import is_own
-from parts.folder import settings
+from parts.provenance import settings
 
 KEYS = ("template", "max_tokens", "max_prompt_tokens", "temperature")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.folder import NO_VERDICT, PART, read_rows, replacing, settings
+from parts.folder import NO_VERDICT, PART, read_rows, replacing
+from parts.provenance import settings
 from parts.text import shown
 
 COLORS = (  # Okabe and Ito's

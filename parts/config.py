@@ -16,12 +16,12 @@ import tyro
 
 from ada_sampler import RULES, SamplerConfig
 from parts.data import HELD_OUT, default_data, default_eval_data, default_template, is_own
-from parts.folder import (MERGED, as_model, base_of, checkpoints, find_adapter, run_named, run_of,
-                          settings)
+from parts.folder import checkpoints
 from parts.grader import require_function
 from parts.machine import (build_for_cpu, default_dtype, default_micro_tokens, default_sync,
                            require_effect)
 from parts.models import TINY, is_small, resolve_model
+from parts.provenance import MERGED, as_model, base_of, find_adapter, run_named, settings
 from parts.text import is_text, listed, quiet_end, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
@@ -605,7 +605,8 @@ def as_in_its_run(checkpoint: str, data: str) -> dict:
     It is evaluated on what the run was evaluated on, as often, unless `data` is named.
     Its --reward judges a file too, but no benchmark, whose results others must be able to compare.
     """
-    folder, run = run_of(checkpoint)
+    folder = run_named(checkpoint)
+    run = settings(folder)
     names = "template max_prompt_tokens max_tokens stop temperature".split()
     if Path(checkpoint, "adapter_config.json").exists():
         names.insert(0, "model")  # whose adapter it is

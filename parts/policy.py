@@ -1,4 +1,4 @@
-"""The policy: a frozen model with a LoRA adapter; and an adapter that a stranger has trained.
+"""The policy: a frozen model with a LoRA adapter, which is trained, stored, loaded or merged.
 """
 import contextlib
 import functools
@@ -8,20 +8,20 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from parts.folder import (MERGED, digest_of, find_adapter, lock, read_json, replacing,
-                          require_same, run_of, step_of)
+from parts.folder import digest_of, lock, read_json, replacing, step_of
 from parts.machine import BFLOAT16_CARD, capability
-from parts.models import fetch_model, load_model, load_tokenizer, weights_of
+from parts.models import fetch_model, load_model, load_tokenizer, require_weights
 from parts.prompts import stop_ids
+from parts.provenance import MERGED, run_named, settings
 from parts.routing_replay import ROUTERS, RoutingReplay
-from parts.text import shown
+from parts.text import listed, shown
 
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
-    "task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
+    "task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
     "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",
-    "use_rslora", "init_lora_weights", "layers_to_transform"}
+    "use_rslora", "layers_to_transform"}
 
 
 # ------------------------------------------------------------------------------ the trainer's model
@@ -66,8 +66,9 @@ def adapted_layers(model) -> list[str]:
 def adapt_in_bfloat16(policy) -> None:
     """Let every adapted layer compute in bfloat16, as the engine does. A and B stay float32.
 
-    PEFT would copy what goes into each layer to float32 and multiply there, which moves twice as
-    much through memory. Log-probs and gradients differ from float32's as before.
+    PEFT 0.21 would copy what goes into each layer to float32 and multiply there, which moves twice
+    as much through memory. Log-probs and gradients differ from float32's as before. Where PEFT
+    renames what `adapted` uses, tests/test_policy.py fails.
     """
     for layer in policy.modules():
         if hasattr(layer, "get_delta_weight"):
@@ -76,12 +77,12 @@ def adapt_in_bfloat16(policy) -> None:
 
 def adapted(layer, x):
     """W x + alpha / rank * B A x of a PEFT layer; the sum is rounded once."""
-    found = layer.base_layer(x)
+    base = layer.base_layer(x)
     if layer.disable_adapters:
-        return found
+        return base
     A, B = (part["default"].weight.to(x.dtype) for part in (layer.lora_A, layer.lora_B))
     low = functional.linear(x, A) * layer.scaling["default"]
-    return torch.addmm(found.flatten(0, -2), low.flatten(0, -2), B.T).view_as(found)
+    return torch.addmm(base.flatten(0, -2), low.flatten(0, -2), B.T).view_as(base)
 
 
 def spare_attention(dtype: str, device: str) -> None:
@@ -89,7 +90,8 @@ def spare_attention(dtype: str, device: str) -> None:
 
     transformers asks torch to share a key among several queries. On a GPU only flash attention can,
     which needs 16 bits and compute capability 8.0; torch would fall back to the plain formula. With
-    keys repeated instead, its memory-efficient kernel does the work.
+    keys repeated instead, its memory-efficient kernel does the work. transformers 5.19 asks a
+    function for that and has no setting. Where it goes, tests/test_policy.py fails.
     """
     if device != "cpu" and (dtype == "float32" or capability() < BFLOAT16_CARD):
         from transformers.integrations import sdpa_attention
@@ -147,70 +149,72 @@ def merged(name: str, layer):
         yield f"{name}.bias", base.bias
 
 
-# ------------------------------------------------------------- an adapter for eval.py and an export
+# ------------------------------------------------------------------------------ a stored adapter
 def read_config(adapter: str) -> dict:
-    """The adapter's own config. Raises SystemExit unless it is a plain LoRA adapter.
+    """The adapter's config. Raises SystemExit unless it is a plain LoRA adapter.
 
-    The adapter may be a stranger's. PEFT compiles some strings of a config to regular expressions,
-    which can run for years, and some settings change the base model or allocate what they like.
+    Somebody else may have made it. PEFT compiles some strings of a config to regular expressions,
+    which can run for years, and some settings change the base model.
     """
     from peft import LoraConfig
 
     made, default = read_json(Path(adapter, "adapter_config.json")), LoraConfig().to_dict()
-    targets, rank, alpha = (made.get(key) for key in ("target_modules", "r", "lora_alpha"))
-    names = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
-    sound = {
-        "peft_type": made.get("peft_type") == "LORA",
-        "target_modules": names or targets == "all-linear",
-        "r": type(rank) is int and 1 <= rank <= 512,  # the largest that vLLM serves
-        "lora_alpha": type(alpha) in (int, float) and 0 < alpha <= 10**6,  # not NaN either
-        # other ways of initialising change the base model
-        "init_lora_weights": made.get("init_lora_weights", True) in (True, False, "gaussian")}
-    odd = [key for key, value in made.items()
-           if key not in PLAIN and value and value != default.get(key)]
-    odd += [key for key, fine in sound.items() if not fine]
+    odd = {key: value for key, value in made.items()
+           if key not in PLAIN and value and value != default.get(key)}
+    targets = made.get("target_modules")
+    if isinstance(targets, str) and targets != "all-linear":
+        odd["target_modules"] = targets
     if odd:
-        found = ", ".join(f"{key}: {made.get(key)!r}" for key in odd)
-        raise SystemExit(f"{shown(adapter)} is not a plain LoRA adapter ({shown(found)}): merge it "
-                         "into its model and evaluate that.")
+        raise SystemExit(f"{shown(adapter)} is not a plain LoRA adapter ({shown(listed(odd))}): "
+                         "merge it into its model and evaluate that.")
     return made
 
 
 def load_adapter(path: str, adapter: str, dtype: str):
     """(PEFT model, rank) of base and adapter, on the CPU. SystemExit when they do not fit."""
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
+    from peft import PeftModel
 
     made = read_config(adapter)
     try:
         policy = PeftModel.from_pretrained(load_model(path, dtype), adapter)
-        with safe_open(Path(adapter, "adapter_model.safetensors"), "pt") as file:
-            stored = set(file.keys())
-        # PEFT skips unknown layers. For embeddings it would look up the model an adapter names.
-        loaded = get_peft_model_state_dict(policy, save_embedding_layers=False)
-        if stored != set(loaded):
-            raise ValueError("their layers differ")
-        other = [name for name in stored if ".layers." not in name]
-        if other:  # vLLM would leave it out, or put it into the embeddings too where they are tied
-            raise ValueError(f"{min(other)} is outside of the layers")
-        if not all(weight.isfinite().all() for weight in loaded.values()):
-            raise ValueError("it holds numbers that are not finite, so take an earlier checkpoint")
+        reason = misfit(policy, adapter)
     except Exception as error:  # torch, PEFT and safetensors have their own kinds
-        reason, base_name = " ".join(str(error).split()), made.get("base_model_name_or_path")
-        raise SystemExit(f"The adapter {shown(adapter)} (rank {made['r']}, for {shown(base_name)}) "
-                         f"does not fit the model {shown(path)}: {shown(reason)}.") from None
+        reason = " ".join(str(error).split())
+    if reason:
+        base = shown(made.get("base_model_name_or_path"))
+        raise SystemExit(f"The adapter {shown(adapter)} (rank {shown(made.get('r'))}, for {base}) "
+                         f"does not fit the model {shown(path)}: {shown(reason)}.")
     return policy, made["r"]
+
+
+def misfit(policy, adapter: str) -> str:
+    """What of a stored adapter would be left out or break the model; "" if nothing."""
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(Path(adapter, "adapter_model.safetensors"), "pt") as file:
+        stored = set(file.keys())
+    # PEFT skips unknown layers. For embeddings it would look up the model an adapter names.
+    loaded = get_peft_model_state_dict(policy, save_embedding_layers=False)
+    if stored != set(loaded):
+        return "their layers differ"
+    outside = [name for name in stored if ".layers." not in name]
+    if outside:  # vLLM would leave it out, or put it into the embeddings too where they are tied
+        return f"{min(outside)} is outside of the layers"
+    if not all(weight.isfinite().all() for weight in loaded.values()):
+        return "it holds numbers that are not finite, so take an earlier checkpoint"
+    return ""
 
 
 # ------------------------------------------------------------------------------ merged
 def merged_model(name: str) -> str:
     """`name`. runs/NAME/merged/step-XXXXXX is first made of that checkpoint: in float32, once.
 
-    A program that asks meanwhile waits. Raises SystemExit if the run now has another checkpoint of
+    A second program that needs it waits. Raises SystemExit if the run now has another checkpoint of
     that step, because what has begun from the merged one would have another base.
     """
-    out, (run, settings) = Path(name), run_of(name)
-    if out.parent.name != MERGED or not settings:
+    out = Path(name)
+    if out.parent.name != MERGED or not (run := run_named(name)):
         return name
     checkpoint = run / "checkpoints" / out.name
     if not out.exists():
@@ -219,8 +223,7 @@ def merged_model(name: str) -> str:
                              "put one of them back.")
         with waiting_for(out.parent):
             if not out.exists():
-                write_merged(
-                    find_adapter(str(checkpoint)), out, "float32", read_in=settings["dtype"])
+                write_merged(str(checkpoint), out, "float32", read_in=settings(run)["dtype"])
     adapter, made = checkpoint / "adapter_model.safetensors", read_json(out / "config.json")
     if adapter.exists() and made["minirl"]["adapter"] != digest_of(adapter):
         raise SystemExit(f"{shown(out)} was made of another adapter of step {step_of(out)}: remove "
@@ -230,7 +233,7 @@ def merged_model(name: str) -> str:
 
 @contextlib.contextmanager
 def waiting_for(folder: Path):
-    """Whoever is in this block for the same folder comes first. Raises SystemExit if none can."""
+    """One program at a time is in this block for a folder. Raises SystemExit if none can."""
     try:
         folder.mkdir(exist_ok=True)
         held = open(folder / ".lock", "a")
@@ -251,28 +254,23 @@ def write_merged(adapter: str, out: Path, dtype: str, read_in: str = "") -> None
     """
     from transformers import GenerationConfig
 
-    run, settings = run_of(adapter)
-    if not settings:
-        raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
-    path = fetch_model(merged_model(settings["model"]))
-    require_same(run, weights_of(path), "put back what the adapter was trained on")
+    trained_with = settings(run_named(adapter))
+    path = fetch_model(merged_model(trained_with["model"]))
+    require_weights(path)
     tokenizer = load_tokenizer(path)
-    ends = stop_ids(path, tokenizer, settings["template"], settings.get("stop", ""))
-    policy, _ = load_adapter(path, adapter, settings["dtype"])
+    ends = stop_ids(path, tokenizer, trained_with["template"], trained_with.get("stop", ""))
+    policy, _ = load_adapter(path, adapter, trained_with["dtype"])
     policy.float()
     say_what_is_left(policy, read_in or dtype)
     model = policy.merge_and_unload().to(getattr(torch, dtype))
-    if not all(p.isfinite().all() for p in model.parameters()):
-        raise SystemExit(f"The merged weights are no finite numbers: the base has such, or {dtype} "
-                         "cannot hold them; try --dtype float32.")
-    lengths = {name: settings[name] for name in ("max_prompt_tokens", "max_tokens")}
     ends = ends if len(ends) > 1 else ends[0]  # some programs read a single one only
     model.config.eos_token_id = ends
-    model.config.minirl = lengths | dict(
+    model.config.minirl = dict(
+        max_prompt_tokens=trained_with["max_prompt_tokens"], max_tokens=trained_with["max_tokens"],
         adapter=digest_of(Path(adapter, "adapter_model.safetensors")))
     model.generation_config = GenerationConfig(
         eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, top_k=0,
-        temperature=settings["temperature"], max_new_tokens=settings["max_tokens"])
+        temperature=trained_with["temperature"], max_new_tokens=trained_with["max_tokens"])
     save_model(model, tokenizer, out)
     print(f"{shown(out)}: the base model with the adapter of {shown(adapter)}, in {dtype}")
 

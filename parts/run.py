@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,18 +27,19 @@ from parts.config import Config
 from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
-from parts.folder import (LOGS, append, base_of, checkpoints, claim, has_step, keep_rows,
-                          note_start, own_files, read_config, read_rows, require_same, restore,
-                          run_named, save, saved_so_far, similar, step_of)
+from parts.folder import (LOGS, append, checkpoints, claim, has_step, keep_rows, read_rows, restore,
+                          save, saved_so_far, similar, step_of)
 from parts.grader import NO_VERDICT, ForkingGrader
 from parts.logprobs import Sequence, token_logprobs
 from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
-from parts.metrics import group_row, watch
+from parts.metrics import PATIENCE, group_row, watch
 from parts.models import (check_family, empty_model, fetch_model, load_tokenizer, loading,
-                          weights_of)
+                          require_weights)
 from parts.policy import load_policy, merged_model
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids
+from parts.provenance import (base_of, note_start, own_files, read_config, require_same,
+                              run_named)
 from parts.routing_replay import choose_replay, is_supported
 from parts.sources import expand
 from parts.text import (FEW, counted, difference, direction, duration, interval, quiet_end, shown,
@@ -45,7 +47,7 @@ from parts.text import (FEW, counted, difference, direction, duration, interval,
 
 
 FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Run:
     evaluated: int = -1  # the step of that evaluation
     after_step: int = 0  # the step after which this process has begun
     seconds_save: float = 0.0  # what the last checkpoint took
+    history: deque = field(default_factory=lambda: deque(maxlen=PATIENCE))  # last rows of metrics
     bar: tqdm | None = None
 
     def steps(self):
@@ -121,8 +124,9 @@ def before_the_engine(config: Config, grader) -> SimpleNamespace:
     prompts = digest_of_prompts(train + held_out)
     if is_jinja(config.template):  # it may show columns that `digest` leaves out
         inputs["data"] += f", prompts: {prompts}"
-    inputs |= own_files(config) | weights_of(path)
+    inputs |= own_files(config)
     require_same(folder, inputs)
+    require_weights(path)
     inputs["prompts"] = prompts
     if read_config(folder).get("inputs", {}).get("prompts") not in (None, inputs["prompts"]):
         print("WARNING: the prompts are not those of the start: the model's chat template or "
@@ -245,16 +249,28 @@ def settings_of(config: Config) -> dict:
 
 # ------------------------------------------------------------------ after a step
 def record(step: int, groups, metrics: dict, run: Run) -> None:
-    """Log a finished step, then save it. Raises SystemExit, one sentence, if the run goes wrong."""
+    """Log a finished step, then save it. Raises SystemExit, one sentence, if the run goes wrong.
+
+    seconds_save is what the checkpoint before took, because this step's is written after its log.
+    """
     state = run.state
-    log(step, groups, metrics, run)
     state["step"] = step
-    why = watch(step, groups, metrics, run)
+    for key in ("samples", "tokens", "seconds"):
+        state[f"{key}_total"] += metrics[key]
+    row = dict(step=step, **metrics) | totals(state) | dict(seconds_save=run.seconds_save)
+    run.history.append(row)
+    log(row, groups, run)
+    why = watch(row, groups, run.history, run)
     checkpoint(run)
     if why:
         raise SystemExit(why)
     if step == run.after_step + 1 and step < run.config.steps:
         tqdm.write(estimate(step, metrics["seconds"], run.config))
+
+
+def totals(state: dict) -> dict:
+    """What the training has cost so far, for the logs."""
+    return {key: value for key, value in state.items() if key.endswith("_total")}
 
 
 def estimate(step: int, seconds: float, config: Config) -> str:
@@ -266,20 +282,13 @@ def estimate(step: int, seconds: float, config: Config) -> str:
             f"{duration(left * seconds)}, not counting {counted(evaluations, 'evaluation')}")
 
 
-def log(step: int, groups, metrics: dict, run: Run) -> None:
-    """One line of metrics.jsonl, and one of groups.jsonl for every prompt that is recorded.
-
-    seconds_save is what the checkpoint before took: this step's own is written after its log.
-    """
-    for key in ("samples", "tokens", "seconds"):
-        run.state[f"{key}_total"] += metrics[key]
-        metrics[f"{key}_total"] = run.state[f"{key}_total"]
-    metrics["seconds_save"] = run.seconds_save
-    append(run.folder / "metrics.jsonl", dict(step=step, **metrics))
-    track(run, "train", step, metrics)
+def log(row: dict, groups, run: Run) -> None:
+    """One line of metrics.jsonl, and one of groups.jsonl for every prompt that is recorded."""
+    append(run.folder / "metrics.jsonl", row)
+    track(run, "train", row["step"], row)
     most = None if run.config.log_groups == "all" else run.config.log_groups
     for group in groups[:most]:  # a batch is shuffled, so its first ones are a fair choice
-        append(run.folder / "groups.jsonl", group_row(step, group, run.engine.tokenizer))
+        append(run.folder / "groups.jsonl", group_row(row["step"], group, run.engine.tokenizer))
 
 
 def checkpoint(run: Run) -> None:
@@ -327,23 +336,21 @@ def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> N
 
     Each set has a line in eval.jsonl and one on the screen. Then the curves are drawn.
     """
-    config, state = run.config, run.state
+    step, several = run.state["step"], len(results) > 1
     record_answers(rows, [*results], run)
-    totals = {key: value for key, value in state.items() if key.endswith("_total")}
     append(run.folder / "eval.jsonl", *(
-        dict(step=state["step"], **totals, data=name, temperature=config.temperature, **result)
-        for name, result in results.items()))
-    run.evaluated = state["step"]
-    run.accuracy = {name: result["avg"] for name, result in results.items()}
+        dict(step=step, **totals(run.state), data=name, temperature=run.config.temperature,
+             **result) for name, result in results.items()))
+    run.evaluated = step
     for name, result in results.items():
-        several = len(results) > 1
+        run.accuracy[name] = result["avg"]
         tqdm.write(evaluation_line(f" on {shown(name)}" * several, result, run))
-        track(run, f"held_out/{name}" if several else "held_out", state["step"], result)
+        track(run, f"held_out/{name}" if several else "held_out", step, result)
     failed = [row for row in rows if row["status"] in NO_VERDICT]
     if failed:  # nobody must take them for wrong answers
         tqdm.write(f"WARNING: {len(failed)} of these {len(rows)} answers got no verdict: "
                    f"{failed[0]['status']}, {shown(failed[0]['why'])}")
-    if state["step"]:
+    if step:
         draw_run(run.folder)
 
 
@@ -353,13 +360,14 @@ def record_answers(rows: list[dict], sets: list[str], run: Run) -> None:
     """
     k = run.config.eval_k
     for q, problem in enumerate(run.held_out):
-        own = rows[q * k:(q + 1) * k]
-        right = sum(row["status"] == "correct" for row in own)
+        answers = rows[q * k:(q + 1) * k]
+        first = answers[0]
         append(run.folder / "answers.jsonl", dict(
-            step=run.state["step"], data=own[0]["data"] if len(sets) > 1 else sets[0],
+            step=run.state["step"], data=first["data"] if len(sets) > 1 else sets[0],
             id=problem.id, level=problem.level, problem=problem.problem, gold=problem.answer,
-            reward=sum(row["reward"] for row in own) / k, right=right, k=k,
-            status=own[0]["status"], text=own[0]["text"]))
+            reward=sum(row["reward"] for row in answers) / k,
+            right=sum(row["status"] == "correct" for row in answers), k=k,
+            status=first["status"], text=first["text"]))
 
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
@@ -427,10 +435,7 @@ def resume(run: Run, newest: Path | None) -> None:
     for log in LOGS:
         upto = last if finished or log in ("metrics.jsonl", "groups.jsonl") else last - 1
         keep_rows(run.folder / log, lambda row: has_step(row) and row["step"] <= upto)
-    logged = {row["step"] for row in read_rows(run.folder / "metrics.jsonl")}
-    if len(logged) < last:  # a power cut may take lines that had not reached the disk
-        print(f"WARNING: metrics.jsonl has no line of {counted(last - len(logged), 'step')}; the "
-              "checkpoint has everything")
+    run.history.extend(read_rows(run.folder / "metrics.jsonl"))
     for row in read_rows(run.folder / "eval.jsonl"):
         run.evaluated = row["step"]
         run.accuracy[row["data"]] = row["avg"]
@@ -445,7 +450,6 @@ def finish(run: Run, bootstrap) -> None:
         run.tracker.finish()
     draw_run(run.folder)
     config = run.config
-    print(before_and_now(run.folder), end="")
     fallen = show_gain(run, bootstrap)
     print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
           f"next: look into it with {python()} explore.py {run.folder}")
@@ -462,7 +466,7 @@ def show_gain(run: Run, bootstrap) -> bool:
 
     Returns whether the mean reward on a held-out set has clearly fallen.
     """
-    config, changes, found = run.config, {}, []
+    config, changes, directions = run.config, {}, set()
     first, last = (mean_rewards(run.folder, step) for step in (0, run.state["step"]))
     for (name, id), before in first.items():
         if (name, id) in last:
@@ -473,14 +477,14 @@ def show_gain(run: Run, bootstrap) -> bool:
         what, points = ("reward", "") if config.reward else ("accuracy", ", in points")
         print(f"held-out {what}{on}, last evaluation minus first, question by question{points}: "
               f"{difference(one, unit_of(config.reward))}. {verdict(one, 'before the training')}")
-        found.append(direction(one))
+        directions.add(direction(one))
     if not changes:
         why = "answers.jsonl has no evaluation before step 1, or none after the last"
         if not config.eval_first:
             why = (f"--no-eval-first left out the evaluation before step 1; {python()} eval.py "
                    f"--adapter {run.folder} --base compares it with its base model")
         print(f"whether the model is better than before the training cannot be said, because {why}")
-    return "worse" in found
+    return "worse" in directions
 
 
 def mean_rewards(folder: Path, step: int) -> dict[tuple, float]:
@@ -489,18 +493,6 @@ def mean_rewards(folder: Path, step: int) -> dict[tuple, float]:
     rows = read_rows(folder / "answers.jsonl", wanted.issubset)
     return {(row["data"], row["id"]): row["reward"]
             for row in rows if row["step"] == step and row["reward"] is not None}
-
-
-def before_and_now(folder: Path) -> str:
-    """A held-out problem whose first answer was wrong before training and is right now, or ""."""
-    answers, wanted = {}, {"step", "id", "problem", "status", "text"}
-    for row in read_rows(folder / "answers.jsonl", wanted.issubset):
-        answers.setdefault(row["id"], []).append(row)
-    for first, *_, last in (rows for rows in answers.values() if len(rows) > 1):
-        if last["status"] == "correct" != first["status"]:
-            return (f"a held-out problem: {shown(first['problem'])}\n"
-                    f"  before: {shown(first['text'])}\n  now:    {shown(last['text'])}\n")
-    return ""
 
 
 def python() -> str:
@@ -513,34 +505,30 @@ def python() -> str:
 def last_words(config: Config):
     """Around the whole program: however it ends, it says what is saved and how to go on.
 
-    Ctrl-C, SIGTERM and a terminal that closes end it as sys.exit does: temporary folders are
-    removed. The exit code tells a scheduler that it is not done.
+    Ctrl-C and SIGTERM end it as sys.exit does, so temporary folders are removed. The exit code
+    tells a scheduler that it is not done.
     """
-    when_stopped(lambda number, _: sys.exit(128 + number))
+    for number in STOPS:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with quiet_end():
         try:
             yield
-            return
-        except SystemExit as ended:
-            if ended.code not in [128 + number for number in STOPS]:
-                raise
-            when_stopped(lambda *_: None)
-            words, code = "stopped", ended.code
-        except Exception as error:
-            when_stopped(lambda *_: None)  # a launcher's SIGTERM must not cut the words short
-            words, code = type(error).__name__, 1
-            if isinstance(error, OSError):  # a full disk, or nobody who reads the output
-                words = shown(error)
-            elif out_of_memory(error):
-                words = "Out of memory: " + config.less_memory.format(**vars(config))
-            else:
-                traceback.print_exc()
-        print(f"\n{words}; {saved_so_far(Path('runs', config.name))}", file=sys.stderr)
-        when_stopped(signal.SIG_DFL)
-        raise SystemExit(code)
+        except (SystemExit, Exception) as error:
+            words, code = why_it_ended(error, config)
+            if words:
+                saved = saved_so_far(Path("runs", config.name))
+                print(f"\n{words}; {saved}", file=sys.stderr)
+            raise SystemExit(code) from None
 
 
-def when_stopped(handler) -> None:
-    for number in STOPS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup sets that
-            signal.signal(number, handler)
+def why_it_ended(error: BaseException, config: Config) -> tuple[str, object]:
+    """(words for the user, exit code). An error that is a bug has its traceback printed, too."""
+    if isinstance(error, SystemExit):  # by a signal, or with a sentence that says everything
+        stopped = error.code in [128 + number for number in STOPS]
+        return "stopped" * stopped, error.code
+    if isinstance(error, OSError):  # a full disk, or nobody who reads the output
+        return shown(error), 1
+    if out_of_memory(error):
+        return "Out of memory: " + config.less_memory.format(**vars(config)), 1
+    traceback.print_exception(error)
+    return type(error).__name__, 1

@@ -8,8 +8,8 @@ import argparse
 from pathlib import Path
 
 from parts.data import HELD_OUT
-from parts.folder import find_adapter, run_of
 from parts.policy import write_merged
+from parts.provenance import find_adapter, run_named, settings
 from parts.text import shown
 
 
@@ -18,12 +18,14 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     if out.is_file() or out.exists() and any(out.iterdir()):
         raise SystemExit(f"{shown(out)} exists already: name another folder.")
     adapter = find_adapter(place)
-    settings = run_of(adapter)[1]
-    write_merged(adapter, out, dtype or settings.get("dtype", "float32"))
-    data = settings["data" if settings["eval_data"] == HELD_OUT else "eval_data"]
-    asked = f"--template {settings['template']} --max-prompt-tokens {settings['max_prompt_tokens']}"
+    run = settings(run_named(adapter))
+    if not run:
+        raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
+    write_merged(adapter, out, dtype or run["dtype"])
+    data = run["data" if run["eval_data"] == HELD_OUT else "eval_data"]
+    asked = f"--template {run['template']} --max-prompt-tokens {run['max_prompt_tokens']}"
     print(f"evaluate it with: python eval.py --model {shown(out)} --data {shown(data)} "
-          f"{shown(asked)} --max-tokens {settings['max_tokens']}")
+          f"{shown(asked)} --max-tokens {run['max_tokens']}")
 
 
 if __name__ == "__main__":

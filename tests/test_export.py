@@ -18,9 +18,9 @@ from parts import config as config_module
 from parts import policy as policy_module
 from parts import run as running
 from parts.config import Config, name_of, parse, parse_eval, resolve
-from parts.folder import as_model, base_of, note_start, read_config
-from parts.models import fetch_model, load_tokenizer, weights_of
+from parts.models import fetch_model, load_tokenizer
 from parts.policy import load_adapter, merged_model
+from parts.provenance import as_model, base_of, note_start, read_config
 from recipes import export
 from world import small_run, stand_in
 
@@ -30,7 +30,7 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
     config = resolve(Config(model=model, name=run.name, dtype=dtype, **flags))
     trained = policy(fetch_model(model), dtype, size, rank=config.lora_rank)
     run.mkdir(parents=True)
-    note_start(run, asdict(config), 0, weights_of(fetch_model(model)))
+    note_start(run, asdict(config), 0, {})
     (run / "problems.json").write_text(json.dumps(dict(trained=[], held_out=["1+1=?"])))
     for step in steps:
         trained.save_pretrained(run / "checkpoints" / f"step-{step:06d}")
@@ -113,14 +113,6 @@ def test_what_goes_with_the_weights(tmp_path):
         "<|endoftext|>", "<|im_end|>", "?"}
     assert (kept.temperature, kept.top_k, kept.do_sample) == (0.9, 0, True)
     assert kept.max_new_tokens == 33 and kept.repetition_penalty in (None, 1.0)
-
-
-def test_the_newest_checkpoint_is_exported_or_the_one_that_is_named(tmp_path, capsys):
-    run = train_at_random(tmp_path / "runs" / "mine", steps=(3, 6))
-    export.export(str(run), tmp_path / "newest")
-    export.export(str(run / "checkpoints" / "step-000003"), tmp_path / "named")
-    said = [line for line in capsys.readouterr().out.splitlines() if "adapter of" in line]
-    assert "step-000006" in said[0] and "step-000003" in said[1]
 
 
 def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(tmp_path):

@@ -4,8 +4,6 @@ import functools
 import gc
 import itertools
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -106,6 +104,7 @@ module.{name} = patched
 SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))"
 CUTS = [  # one start after the other: (how it ends, exit code, the last step that is saved then)
     (at(2, "parts.run.save", signal.SIGKILL), -9, 1),  # the logs know a step more
+    (at(1, "parts.run.load_policy", signal.SIGKILL), -9, 1),  # while it starts
     (at(2, "torch.save", signal.SIGKILL), -9, 2),  # in the middle of a checkpoint
     (at(5, "eval.as_row", signal.SIGTERM), 143, 3),  # in the evaluation after step 3
     (at(2, "torch.nn.utils.clip_grad_norm_", signal.SIGINT), 130, 4),  # in an update
@@ -159,45 +158,6 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     assert sum(row["optimizer_steps"] for row in world.rows(run / "metrics.jsonl")) >= 5
 
 
-LATEST = 12.0  # CPU seconds: in its start, or in one of its first steps
-AFTER_CPU_SECONDS = """
-import os, tempfile, threading, time
-tempfile.tempdir = None  # the process that this one is forked from knows another
-def cut(end=time.process_time() + {seconds}):
-    while time.process_time() < end:
-        time.sleep(0.001)
-    os.kill(os.getpid(), {number})
-threading.Thread(target=cut, daemon=True).start()
-"""
-
-
-@pytest.mark.engine
-def test_killed_at_random_moments_it_ends_as_if_it_had_never_been(place, reference, tmp_path):
-    """The moment is drawn in seconds of the run's own CPU time: whatever else the machine does.
-    KILLS=20 for the long version."""
-    left = [signal.SIGKILL, signal.SIGTERM] * int(os.environ.get("KILLS", 1))
-    run, rng = place / "runs/random", random.Random(0)
-    flags = ["--name", "random", *FLAGS, "--resume"]
-    while left:
-        before = AFTER_CPU_SECONDS.format(seconds=rng.uniform(0, LATEST), number=int(left[-1]))
-        process, out = start("minirl.py", *flags, cwd=place, before=before,
-                             env=dict(TMPDIR=tmp_path))
-        process.join(HANG)
-        if process.exitcode == 0:  # it was over before: from the beginning
-            shutil.rmtree(run)
-            continue
-        assert process.exitcode in (-left[-1], 128 + left[-1]), out.read_text()
-        assert "Traceback" not in out.read_text(), out.read_text()
-        assert not run.exists() or len(folders.checkpoints(run)) <= 3
-        left.pop()
-    program(*flags, cwd=place)
-    assert world.difference(run, reference, 6) == ""
-    assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
-    others = ("torchinductor_", "vllm_dist_")  # torch's cache; vLLM's, of 2 KB, after a kill -9
-    while [file for file in tmp_path.iterdir() if not file.name.startswith(others)]:
-        time.sleep(0.02)  # a grader's folder goes with it, once it has seen the end
-
-
 # ------------------------------------------------------------------------ what no fault should cost
 def holdings():
     """What this process holds: (open files, threads, adapter folders, memory in GB)."""
@@ -216,7 +176,7 @@ def test_steps_and_new_shapes_leave_nothing_behind(place):
         run = running.prepare(config, grader)
         for step in range(1, steps + 1):
             groups, metrics = minirl.train_step(step, run)
-            running.log(step, groups, metrics, run)
+            running.log(dict(step=step, **metrics), groups, run)
             if step in (steps // 4, steps):
                 seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen

@@ -3,7 +3,6 @@ import json
 import math
 from dataclasses import replace
 from statistics import fmean
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ from explore import OF_TOKENS
 from minirl import Row, objective, train_step
 from models import make
 from parts.config import OBJECTIVES, Config
-from parts.folder import append
 from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
                            why_broken)
 from parts.policy import START_SCALE
@@ -228,14 +226,13 @@ def test_no_verdict_on_more_than_a_fiftieth_is_reported(status, failed, reward, 
 @pytest.mark.parametrize("scale, loss, ends", [
     (None, math.nan, "a lower --lr."), (0.5, 1.0, "in another --dtype)."),
     (START_SCALE, math.nan, "in another --dtype)."), (START_SCALE, 1.0, "")])
-def test_only_broken_steps_in_a_row_end_a_run(tmp_path, scale, loss, ends):
+def test_only_broken_steps_in_a_row_end_a_run(scale, loss, ends):
     """No overflow of float16, which lowers the scale: but one of no scale, or of the loss."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
-    made, said = SimpleNamespace(folder=tmp_path, policy=SimpleNamespace(loss_scale=scaler)), []
+    history, said = [], []
     for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):
-        metrics = dict(step=step, skipped_steps=skipped, loss=loss)
-        append(tmp_path / "metrics.jsonl", metrics)
-        said.append(why_broken(step, metrics, made))
+        history.append(dict(step=step, skipped_steps=skipped, loss=loss))
+        said.append(why_broken(history[-1], history, scaler))
     assert said[:5] == [""] * 5 and said[5].endswith(ends) and bool(said[5]) == bool(ends)
     assert not ends or "3 steps in a row" in said[5] and "up to step 6" in said[5]
 
@@ -253,9 +250,9 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
     groups = [Group(0, problem, pool, outcome="resolved")]
     run = SimpleNamespace(config=Config(max_tokens=64, **settings),
                           policy=SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu")),
-                          schedule=SimpleNamespace(last_epoch=learnt), folder=Path("nowhere"))
-    seen = dict(skipped_steps=skipped, loss=0.0, weight_ess=ess)
-    return watch(step, groups, summarize(groups) | seen, run)
+                          schedule=SimpleNamespace(last_epoch=learnt))
+    row = summarize(groups) | dict(step=step, skipped_steps=skipped, loss=0.0, weight_ess=ess)
+    return watch(row, groups, [row], run)
 
 
 @pytest.mark.parametrize("rewards, status, settings, causes", [

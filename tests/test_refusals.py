@@ -178,10 +178,10 @@ REFUSED = {
         *(("--reward a.py:score", f"--reward a.py:score cannot be used: {words}",
            text(Path("a.py"), content)) for content, words in BAD_REWARDS),
         ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),
-        *((f"--name other {flag}", "runs/other holds eval.jsonl but no config.json, so it is "
-           "something else: choose another --name", text(Path("runs/other/eval.jsonl"), "{}"))
+        *((f"--name other {flag}", "runs/other holds eval.jsonl but no run: name another folder "
+           "by --name", text(Path("runs/other/eval.jsonl"), "{}"))
           for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
-        *((f"--name made {flag}", "runs/made holds the config.json of something else, such as a",
+        *((f"--name made {flag}", "runs/made holds config.json but no run: name another",
            text(Path("runs/made/config.json"), '{"model_type": "qwen2"}'))
           for flag in ("", "--resume")),  # an exported model
         ("--name mine", "exists already: add --resume"),
@@ -194,7 +194,6 @@ REFUSED = {
         ("--name mine --resume", "it does not know --clip", setting("clip", None)),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
         ("--name mine --resume --no-eval-first", "was started with --eval-first True, not False"),
-        ("--name mine --resume", "other contents of --model", setting("model", "tiny-moe")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
     ],
     "eval.py": [
@@ -215,8 +214,8 @@ REFUSED = {
         (f"{FITS} --template missing.jinja", "cannot read"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
         ("--out out --data held-out --adapter runs/mine", "--data held-out needs --adapter RUN"),
-        (FITS, "out holds notes.txt but no protocol.json, so it is something else: name another "
-         "--out", text(Path("out/notes.txt"), "mine")),
+        (FITS, "out holds notes.txt but no evaluation: name another folder by --out",
+         text(Path("out/notes.txt"), "mine")),
         (f"{OUT} --adapter no/such/folder", "There is no folder no/such/folder."),
         *((f"{OUT} --{flag} {'x' * 5000}", "There is no folder xxx")
           for flag in ("adapter", "against")),
@@ -263,9 +262,7 @@ REFUSED = {
         ("runs/mine out", "their layers differ", changed(
             LAST / "adapter_config.json", target_modules=["q_proj"])),
         ("runs/mine out", "their layers differ", adapter_of(0.1, fewer=1)),
-        ("runs/mine out", "other contents of --model", setting("model", "tiny-skills")),
         ("runs/mine out", "holds numbers that are not finite", adapter_of(math.inf)),
-        ("runs/mine out", "merged weights are no finite numbers", adapter_of(1e30)),
         ("runs/mine runs", "exists already"),
         ("runs/mine sums.jsonl", "exists already"),
         ("runs/mine sums.jsonl/out", "Could not write"),

@@ -18,6 +18,7 @@ from ada_sampler import Group
 from eval import bootstrap
 from models import make
 from parts import folder as folders
+from parts import provenance
 from parts import run as running
 from parts.config import Config, parse, parse_flags
 from parts.data import Stream, count_trained, load_problems
@@ -62,7 +63,7 @@ def metrics_of(**changes):
 @pytest.mark.parametrize("count, places", [(0, []), (2, [0, 1]), ("all", [0, 1, 2])])
 def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places):
     run.config.log_groups = count
-    running.log(5, groups(3), metrics_of(), run)
+    running.log(dict(step=5), groups(3), run)
     found = rows(run, "groups.jsonl") if places else []
     assert [(row["step"], row["place"], row["prompt"], row["gold"]) for row in found] == [
         (5, i, f"<{i}>", "7") for i in places]
@@ -98,11 +99,13 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
 
 # ------------------------------------------------------------------------------ after a step
 def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
-    """Also the one that ends the run."""
+    """Also the one that ends the run. The caller's numbers stay as they are."""
     for step in (1, 2, 3):
         monkeypatch.setattr(running, "watch", lambda *_: "no hope" * (step == 3))
+        metrics = metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         with pytest.raises(SystemExit) if step == 3 else contextlib.nullcontext():
-            running.record(step, [], metrics_of(samples=step, tokens=9 * step, seconds=0.5), run)
+            running.record(step, [], metrics, run)
+        assert metrics == metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         assert run.state["step"] == step
     assert [folders.step_of(path) for path in folders.checkpoints(run.folder)] == [2, 3]
     logged = rows(run, "metrics.jsonl")
@@ -144,7 +147,6 @@ def killed(number):
 ENDS = {  # how it ends -> exit code, words
     "Ctrl-C": (lambda: killed(signal.SIGINT), 130, "stopped; "),
     "SIGTERM": (lambda: killed(signal.SIGTERM), 143, "stopped; "),
-    "SIGHUP": (lambda: killed(signal.SIGHUP), 129, "stopped; "),
     "full disk": (lambda: raises(OSError(28, "No space left on device", "runs/mine/metrics.jsonl")),
                   1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
     "memory": (lambda: torch.empty(2**46, dtype=torch.uint8), 1,  # the allocator's own error
@@ -158,8 +160,7 @@ ENDS = {  # how it ends -> exit code, words
 @pytest.fixture
 def handlers():
     """Those of the tests come back afterwards."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in running.STOPS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -173,10 +174,7 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     for step in (9, 12) if saved else ():
         (tmp_path / f"runs/mine/checkpoints/step-{step:06d}").mkdir(parents=True)
     ends, code, words = ENDS[how]
-    closed, show = [], running.traceback.print_exc
-    # torchrun sends SIGTERM to all when one process has died, and each has an error by then
-    monkeypatch.setattr(running.traceback, "print_exc", lambda: (
-        show(), os.kill(os.getpid(), signal.SIGTERM)))
+    closed = []
     with pytest.raises(SystemExit) as ended, \
             running.last_words(Config(name="mine", micro_tokens=900)), \
             contextlib.ExitStack() as stack:
@@ -187,7 +185,6 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     said = capsys.readouterr().err
     assert ended.value.code == code and said.splitlines()[-1].endswith(words + promise)
     assert ("Traceback" in said) == (how == "error") and closed == [True]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # nothing is left to be said
 
 
 @pytest.mark.parametrize("out, said", [
@@ -199,55 +196,32 @@ def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out
     assert out.seek(0) == 0 and out.read() == said
 
 
-def test_what_nohup_has_set_stays_and_a_sentence_of_the_programs_own(handlers):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_a_sentence_of_the_programs_own_stays(handlers):
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
             running.last_words(Config(name="mine")):
-        os.kill(os.getpid(), signal.SIGHUP)
         raise SystemExit("Engine and trainer disagree.")
 
 
 # ------------------------------------------------------------------------------ a tracker
-def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch, capsys):
-    """As trackio and wandb are: a module with init, log and finish."""
-    tracker = MagicMock()
-    monkeypatch.setitem(sys.modules, "wandb", tracker)
-    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    run.config.report_to = "wandb"
-    monkeypatch.setattr(folders, "datetime", MagicMock(**{
-        "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
-    for step in range(2):  # again as a resumed run
-        folders.note_start(run.folder, running.settings_of(run.config), step, {})
-        run.tracker = running.open_tracker(run.folder, run.config)
-    first, again = (call.kwargs for call in tracker.init.call_args_list)
-    assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
-    assert first["resume"] == "allow"
-    running.record(1, [], metrics_of(verdicts=dict(correct=7)), run)
-    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
-    running.record_evaluation([], {name: dict(avg=0.5, ci_low=0, ci_high=1) for name in "ab"}, run)
-    step, held_out, *each = (call.args[0] for call in tracker.log.mock_calls)
-    assert step["train/loss"] == 0.5 and "train/verdicts" not in step
-    assert held_out["held_out/avg"] == 0.5
-    assert [f"held_out/{name}/avg" in one for name, one in zip("ab", each)] == [True, True]
-    running.finish(run, bootstrap)
-    assert tracker.finish.call_count == 1
-    tracker.log.side_effect = tracker.init.side_effect = ConnectionError("no network\x1b[2J")
-    running.record(2, [], metrics_of(), run)  # one that fails costs a warning
-    said = capsys.readouterr().out
-    assert "WARNING: step 2 did not reach wandb (ConnectionError: no network" in said
-    assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 2
-    with pytest.raises(SystemExit, match="^wandb did not start .*install or mend it.*--report-to"):
-        running.open_tracker(run.folder, run.config)
+class Trackio:
+    """A tracker that takes any step, and knows no other axis."""
 
-
-class Wandb:
-    """A tracker with wandb's rule: what is logged at an earlier step than before is dropped."""
+    axis = "step"
 
     def __init__(self):
-        self.step, self.axes, self.points = 0, {}, {}
+        self.starts, self.points, self.finish = [], {}, MagicMock()
 
-    def init(self, **_):
-        self.step = 22  # after the kill: the process before had logged step 21
+    def init(self, **how):
+        self.starts.append(how)
+
+    def log(self, row, step):
+        self.points |= {(name, step): value for name, value in row.items()}
+
+
+class Wandb(Trackio):
+    """A tracker with wandb's rule: what is logged at an earlier step than before is dropped."""
+
+    step, axis = 22, ""  # after a kill: the process before has logged step 21
 
     def define_metric(self, name, step_metric):
         assert name == "*"
@@ -256,49 +230,43 @@ class Wandb:
     def log(self, row, step=None):
         step = self.step if step is None else step
         if step >= self.step:
-            self.points |= {(name, row.get(self.axis)): value for name, value in row.items()}
+            super().log(row, row.get(self.axis))
             self.step = step + 1
 
 
-class Trackio(Wandb):
-    """One that takes any step, and knows no other axis."""
-
-    define_metric = None
-
-    def log(self, row, step):
-        self.points |= {(name, step): value for name, value in row.items()}
+EVALUATED = dict(avg=0.5, ci_low=0.4, ci_high=0.6)
 
 
 @pytest.mark.parametrize("name, tracker", [("wandb", Wandb()), ("trackio", Trackio())])
-def test_an_evaluation_that_is_repeated_after_a_kill_reaches_the_tracker(
-        run, monkeypatch, name, tracker):
+def test_a_tracker_gets_each_step_and_evaluation_under_one_name(
+        run, monkeypatch, capsys, name, tracker):
+    """Also an evaluation that is repeated after a kill."""
     monkeypatch.setitem(sys.modules, name, tracker)
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     run.config.report_to, run.state["step"] = name, 20
-    folders.note_start(run.folder, {}, 0, {})
-    run.tracker = running.open_tracker(run.folder, run.config)
-    running.record_evaluation([], dict(builtin=dict(avg=0.5, ci_low=0.4, ci_high=0.6)), run)
-    running.record(21, [], metrics_of(), run)
+    monkeypatch.setattr(provenance, "datetime", MagicMock(**{
+        "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
+    for step in range(2):  # again as a resumed run
+        provenance.note_start(run.folder, running.settings_of(run.config), step, {})
+        run.tracker = running.open_tracker(run.folder, run.config)
+    first, again = tracker.starts
+    assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
+    assert first["resume"] == "allow"
+    running.record_evaluation([], dict(builtin=EVALUATED), run)
+    running.record(21, [], metrics_of(verdicts=dict(correct=7)), run)
+    running.record_evaluation([], dict(a=EVALUATED, b=EVALUATED), run)
     assert tracker.points["held_out/avg", 20] == tracker.points["train/loss", 21] == 0.5
-
-
-@pytest.mark.slow
-def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
-    """Without a network: what it has kept is in its file, as JSON."""
-    pytest.importorskip("wandb", reason="wandb is not installed: make extras")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_RUN_ID", "back")
-    run.config.report_to = "wandb"
-    folders.note_start(run.folder, {}, 0, {})
-    run.tracker = running.open_tracker(run.folder, run.config)
-    for prefix, step in (("train", 21), ("held_out", 20)):
-        running.track(run, prefix, step, dict(avg=step / 1024))
-    run.tracker.finish()
-    (kept,) = tmp_path.glob("wandb/offline*/*.wandb")
-    # Blocks of 32 KiB, each of which begins with a header of 7 bytes, may cut a number in two.
-    written, block = kept.read_bytes(), 2**15
-    records = b"".join(written[at + 7:at + block] for at in range(0, len(written), block))
-    assert all(str(step / 1024).encode() in records for step in (20, 21))
+    assert ("train/verdicts", 21) not in tracker.points
+    assert {("held_out/a/avg", 21), ("held_out/b/avg", 21)} <= tracker.points.keys()
+    running.finish(run, bootstrap)
+    assert tracker.finish.call_count == 1
+    tracker.log = tracker.init = MagicMock(side_effect=ConnectionError("no network\x1b[2J"))
+    running.record(22, [], metrics_of(), run)  # one that fails costs a warning
+    said = capsys.readouterr().out
+    assert f"WARNING: step 22 did not reach {name} (ConnectionError: no network" in said
+    assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 22
+    with pytest.raises(SystemExit, match=f"^{name} did not start .*install or mend it.*--report"):
+        running.open_tracker(run.folder, run.config)
 
 
 # ------------------------------------------------------------------------------ resumed
@@ -348,14 +316,12 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     assert again.state["samples_total"] == 80
     for name in ("metrics.jsonl", "groups.jsonl"):
         assert [row["step"] for row in rows(run, name)] == list(range(1, 11))
+    assert [*again.history] == [*run.history] == rows(run, "metrics.jsonl")[-3:]
     assert list(again.steps()) == list(range(11, 31))
     again.config.steps = 10
     running.resume(again, newest(run))
     said = capsys.readouterr().out
-    assert "after step 10: all of --steps 10 are done" in said and "no line" not in said
-    folders.keep_rows(run.folder / "metrics.jsonl", lambda row: row["step"] not in (4, 10))
-    running.resume(again, newest(run))
-    assert "metrics.jsonl has no line of 2 steps" in capsys.readouterr().out
+    assert "after step 10: all of --steps 10 are done" in said
 
 
 @pytest.mark.parametrize("written, finished", [
@@ -396,12 +362,12 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     assert "WARNING: the prompts" not in said and "no checkpoint" not in said
     assert "from here on --lr is 0.5 (it was 0.001), --steps is 2 (it was 1)\n" in said
     file = folder / "config.json"
-    prompts = folders.read_config(folder)["inputs"]["prompts"]
+    prompts = provenance.read_config(folder)["inputs"]["prompts"]
     file.write_text(file.read_text().replace(prompts, "others"))
     gc.collect()
     small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
-    found = folders.read_config(folder)
+    found = provenance.read_config(folder)
     starts = found["starts"]
     assert found["inputs"]["prompts"] == "others"
     # before the first step, and once after the last of each start
@@ -528,20 +494,6 @@ def test_which_steps_are_followed_by_an_evaluation():
                                  (False, 0, [7])):
         config = Config(steps=7, eval_every=every, eval_first=first)
         assert [step for step in range(8) if running.is_evaluated(step, config)] == wanted
-
-
-@pytest.mark.parametrize("statuses, learnt", [
-    (["correct correct", "wrong wrong correct", "wrong correct"],
-     "a held-out problem: <1> before: 0 now: 2"),
-    (["correct wrong", "wrong correct wrong", "wrong"], "")])
-def test_a_run_that_is_over_shows_what_it_has_learnt(tmp_path, statuses, learnt):
-    for step in range(3):
-        for name, each in enumerate(map(str.split, statuses)):
-            if step < len(each):
-                row = dict(step=step, id=name, problem=f"<{name}>", status=each[step], text=step)
-                folders.append(tmp_path / "answers.jsonl", row)
-    said = running.before_and_now(tmp_path)
-    assert " ".join(said.split()) == learnt
 
 
 # ------------------------------------------------------------------ before the first step

@@ -22,6 +22,7 @@ from helpers import HANG, ROOT, lines, run_program
 from parts.config import Config
 from parts.engine import Engine
 from parts.policy import load_policy
+from parts.provenance import note_start
 from rewards import open_grader
 from trl_step import one_step, pools_of
 
@@ -280,7 +281,7 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
     for word in re.findall(r"--([a-z-]+)", recipe.Config.less_memory):
         assert hasattr(recipe.Flags(), word.replace("-", "_"))
     Path("runs/r/checkpoints/step-000001").mkdir(parents=True)
-    recipe.folders.note_start(Path("runs/r"), vars(recipe.parse(["--name", "r"])), 0, {})
+    note_start(Path("runs/r"), vars(recipe.parse(["--name", "r"])), 0, {})
     assert recipe.parse("--name r --resume --steps 9".split()).steps == 9
     for changed in ("--lr 0.1", "--keep-every 9"):
         with pytest.raises(SystemExit):

