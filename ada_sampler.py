@@ -74,28 +74,32 @@ class Rule(NamedTuple):
     drops: bool = False  # an unresolved prompt is not trained on
     refills: int = 0  # how often another prompt is tried in the place of an unresolved one
     allocates: str = ""  # "by memory", "by pilots": gives prompts more draws by their pass rates
+    reads: tuple[str, ...] = ()  # the settings that it reads
 
 
-RULES = {  # name -> the rule under the settings c; what only other rows ask for has no effect on it
-    "uniform": lambda c: Rule(round_size=c.n, rows_per_prompt=c.n),
+RULES = {  # name -> the rule under the settings c; what only other rows read has no effect on it
+    "uniform": lambda c: Rule(round_size=c.n, rows_per_prompt=c.n, reads=("n",)),
     "dapo": lambda c: Rule(
         round_size=c.n, rows_per_prompt=c.n, min_correct=1, min_wrong=1, drops=True,
-        refills=3),  # if 2/3 of the prompts are silent, 4/5 of the places are filled
+        refills=3, reads=("n",)),  # if 2/3 of the prompts are silent, 4/5 of the places are filled
     "ada-pos": lambda c: Rule(
         round_size=c.M, rows_per_prompt=c.n, max_rounds=c.N, min_correct=1,
-        drops=c.drop_unresolved),
+        drops=c.drop_unresolved, reads=("n", "M", "N", "drop_unresolved")),
     "ada-balance": lambda c: Rule(
         round_size=c.M, rows_per_prompt=c.n, max_rounds=c.N,
         min_correct=c.n // 2, min_wrong=c.n - c.n // 2,
-        max_rounds_all_correct=c.max_rounds_all_correct, drops=c.drop_unresolved),
+        max_rounds_all_correct=c.max_rounds_all_correct, drops=c.drop_unresolved,
+        reads=("n", "M", "N", "max_rounds_all_correct", "drop_unresolved")),
     # These two allocate the step's draws to its prompts: see the last section of this file.
-    "ada-est": lambda c: Rule(round_size=c.M, rows_per_prompt=c.M, allocates="by memory"),
-    "gvm": lambda c: Rule(round_size=GVM_PILOTS, rows_per_prompt=c.M, allocates="by pilots"),
+    "ada-est": lambda c: Rule(
+        round_size=c.M, rows_per_prompt=c.M, allocates="by memory", reads=("M",)),
+    "gvm": lambda c: Rule(
+        round_size=GVM_PILOTS, rows_per_prompt=c.M, allocates="by pilots", reads=("M",)),
 }
 
 
 # ------------------------------------------------------------------------------------ configuration
-@dataclass
+@dataclass(frozen=True)
 class SamplerConfig:
     """All that decides about sampling. A trainer's config inherits from it."""
 

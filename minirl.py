@@ -31,13 +31,13 @@ import random
 if __name__ == "__main__":
     from parts.config import parse_before_torch
 
-    CONFIG = parse_before_torch()  # so --help and a wrong flag answer at once
+    FLAGS = parse_before_torch()  # so --help and a wrong flag answer at once
 
 import torch
 
 from ada_sampler import collect
 from eval import bootstrap, evaluate, in_order, report_by_set, with_rewards
-from parts.config import Config
+from parts.config import Config, Flags
 from parts.engine import WatchedEngine
 from parts.logprobs import (Row, gvm_norms, micro_batches, store_on_rows, token_logprobs,
                             tokens_at_once)
@@ -50,9 +50,9 @@ from rewards import open_grader
 
 
 # ------------------------------------------------------------------------------ the program
-def main(config: Config) -> None:
-    with open_grader(config.reward, config.threshold) as grader:
-        run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
+def main(flags: Flags) -> None:
+    with open_grader(flags.reward, flags.threshold) as grader:
+        run = prepare(flags, grader)  # settings, data, engine, policy; or the last checkpoint
         rehearse(run)
         sync(run)
         evaluate_if_due(run)  # before the first step
@@ -341,5 +341,5 @@ def other_mask(mask_T, lp_T, old_T, mu_T, coefficient_T, config: Config):
 
 
 if __name__ == "__main__":
-    with last_words(CONFIG):
-        main(CONFIG)
+    with last_words(FLAGS):
+        main(FLAGS)

@@ -49,28 +49,9 @@ ROUTERS = {  # model_type -> its router, whose forward returns (logits, gates, e
     "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
 
 
-def is_supported(model: str) -> bool:
-    """Whether this folder or hub id is a mixture of experts whose routes can be replayed."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(model, trust_remote_code=False).model_type in ROUTERS
-
-
-def choose_replay(wanted: str, model: str, mini_batches: int) -> str:
-    """`wanted`; for "auto" what the paper found best (section 4): none with one mini-batch, r2 with
-    two, r3 with more.
-
-    Raises SystemExit when "r2" or "r3" is wanted and `model` has nothing that could be replayed.
-    """
-    supported = is_supported(model)
-    if wanted in ("r2", "r3") and not supported:
-        raise SystemExit(f"--replay {wanted} is for mixtures of experts ({', '.join(ROUTERS)}), "
-                         f"and {model} is none of them.")
-    if wanted != "auto":
-        return wanted
-    if not supported or mini_batches == 1:
-        return "none"
-    return "r2" if mini_batches == 2 else "r3"
+def is_supported(config) -> bool:
+    """Whether a model of this transformers config is a mixture whose routes can be replayed."""
+    return config.model_type in ROUTERS
 
 
 # -------------------------------------------------------------------------------------- the trainer

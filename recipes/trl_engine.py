@@ -73,7 +73,7 @@ class PromptProbe(Probe):
     def __init__(self, trainer):
         config, self.trl, self.engine = trainer.config, trainer, trainer.engine
         self.limits = limits(config.dtype, config.rollout_dtype, config.kv_cache_dtype,
-                             is_supported(trainer.model.name_or_path))
+                             is_supported(trainer.model.config))
         self.rows = [Row(problem.prompt_ids[:LONGEST], prompt_length=1, mu=[], coefficient=0.0)
                      for problem in trainer.problems[:TEXTS]]
         self.begin(self.trainer(), self.of_engine())

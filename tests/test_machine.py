@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 
 from models_small import policy
 from parts import machine
-from parts.config import Config, parse, parse_eval, resolve
+from parts.config import Flags, check
 from parts.engine import configure_vllm
 from parts.logprobs import Row, token_logprobs
 from parts.models import empty_model, tiny_folder
+from world import CPU, settled
 
 GB = machine.GB
 CARDS = {"H100": (9, 0, 80), "T4": (7, 5, 15), "V100": (7, 0, 32)}
@@ -66,30 +66,34 @@ def test_what_is_missing_is_named_in_one_sentence(harm, sentence, gpu):
 def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings, share):
     gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     give(gpu, card)
-    found = resolve(Config(model="Qwen2.5-Math-1.5B" if card else "tiny", **flags))
-    assert settings == (found.dtype, found.sync, found.micro_tokens)
-    assert found.rollout_dtype == found.dtype
-    said = machine.in_one_line(found)
-    assert re.search(f"{found.dtype}, {found.sync} sync, {found.micro_tokens:,} tokens", said)
+    here = machine.this_machine()
+    config = settled(here, model="Qwen2.5-Math-1.5B" if card else "tiny", **flags)
+    assert settings == (config.dtype, config.sync, config.micro_tokens)
+    assert config.rollout_dtype == config.dtype
+    said = machine.in_one_line(config, here)
+    assert re.search(f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens", said)
     assert said.startswith(card or "CPU") and re.search(share, said) and "\n" not in said
 
 
-SHARE = "are about a GPU's memory.*VLLM_CPU_KVCACHE_SPACE"
+def test_what_a_cpu_cannot_do_is_refused_there_only(gpu):
+    given = [dict(sleep=True), dict(engine_memory=0.3)]
+    for flags in given:
+        check(Flags(**flags), vars(Flags()))  # with a GPU it is all right
+    give(gpu, None)
+    for flags in given:
+        with pytest.raises(ValueError, match="has no effect without a GPU"):
+            check(Flags(**flags), vars(Flags()))
 
 
-@pytest.mark.parametrize("read, flags, space, sentence", [
-    (parse, ["--sleep"], "1", SHARE), (parse_eval, ["--engine-memory", "0.3"], "1", SHARE),
-    *((parse_eval, [], space, f"at least 1, not '{space}'") for space in ("0", "1.5", ""))])
-def test_what_a_cpu_cannot_do_is_refused_there_only(read, flags, space, sentence, gpu, capsys):
+@pytest.mark.parametrize("space", ["0", "1.5", ""])
+def test_the_engines_cache_is_a_whole_number_of_gib(gpu, space):
     gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
-    read(flags)  # with a GPU it is all right
+    machine.this_machine()  # with a GPU it is not read
     configure_vllm(on_cpu=True)
     assert machine.os.environ["VLLM_CPU_KVCACHE_SPACE"] == space  # what a user sets is kept
     give(gpu, None)
-    with pytest.raises(SystemExit):
-        read(flags)
-    error = capsys.readouterr().err
-    assert re.search(sentence, error) and error.count("\n") == 1
+    with pytest.raises(ValueError, match=f"at least 1, not '{space}'"):
+        machine.this_machine()
 
 
 @pytest.mark.parametrize("words, short", [
@@ -102,20 +106,13 @@ def test_what_says_that_memory_is_short(words, short):
 
 
 # ------------------------------------------------------------------------------ will it fit?
-SMOLLM = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-              num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True)
-
-
 @pytest.fixture
 def fit(monkeypatch):
     """fit(free, **settings): the tokens of a pass of SmolLM2 where so many GiB are free."""
-    def tokens(free: float, dtype="float32", cache="1", **changes):
+    def tokens(free: float, cache="1", **flags):
         monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", cache)
-        monkeypatch.setattr(machine, "free_bytes", lambda: free * GB)
-        settings = Config(**dict(dtype=dtype, rollout_dtype=dtype, max_prompt_tokens=256,
-                                 max_tokens=40) | changes)
-        machine.fit_in_memory(settings, empty_model(transformers.LlamaConfig(**SMOLLM)))
-        return settings.micro_tokens
+        here = machine.Machine(card="", memory=free * GB, dtype="float32")
+        return settled(here, **dict(model="SmolLM2-135M-Instruct") | flags).micro_tokens
 
     return tokens
 
@@ -163,7 +160,7 @@ def test_a_pass_keeps_what_the_weights_foretell(name):
     rows = [Row([7] * 128, 1, [], 1.0) for _ in range(4)]
     model = empty_model(trained.get_base_model().config)
     _, foreseen = machine.bytes_needed(
-        Config(dtype="float32", rollout_dtype="float32"), model)
+        settled(max_tokens=64), model)
     assert 0.4 < kept_by_a_pass(trained, rows) / (4 * 128) / foreseen < 0.75  # memory has gaps
 
 
@@ -213,7 +210,7 @@ def test_threads_follow_the_load_unless_the_user_sets_them(monkeypatch, given, w
         machine.threads().look()
     assert chosen == wanted
     settings = SimpleNamespace(dtype="float32", sync="merge", micro_tokens=896)
-    assert machine.in_one_line(settings).endswith(said)
+    assert machine.in_one_line(settings, CPU).endswith(said)
 
 
 def test_what_the_graders_compute_is_this_programs_own_also_after_their_end():

@@ -14,13 +14,12 @@ from ada_sampler import Group, Sample, settle
 from explore import OF_TOKENS
 from minirl import objective, sample, update
 from models import make
-from parts.config import Config
 from parts.folder import append
 from parts.logprobs import Row
 from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
                            why_broken)
 from parts.policy import START_SCALE
-from world import Words, ready, silent
+from world import Words, ready, settled, silent
 
 
 def group(rewards_of_rounds, **changes):
@@ -253,7 +252,7 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
     pool = [Sample(i, 0, rollout, reward, status) for i, reward in enumerate(rewards)]
     problem = SimpleNamespace(answer="12\x1b[2J", problem="?")
     groups = [Group(0, problem, pool, outcome="resolved")]
-    run = SimpleNamespace(config=Config(max_tokens=64, **settings),
+    run = SimpleNamespace(config=settled(max_tokens=64, **settings),
                           policy=SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu")),
                           schedule=SimpleNamespace(last_epoch=learnt), folder=Path("nowhere"))
     seen = dict(skipped_steps=skipped, loss=0.0, weight_ess=ess)

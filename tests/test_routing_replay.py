@@ -9,12 +9,14 @@ import torch
 
 import minirl
 import models_small
+from dataclasses import replace
 from engines import gap, random_ids, rows_of, serve
 from helpers import lines, run_program
 from models_small import gradients_of, model_folder, random_groups
 from parts import run as running
 from parts.logprobs import Row, micro_batches, token_logprobs
-from parts.routing_replay import choose_replay, replaying
+from parts.routing_replay import replaying
+from world import settled
 
 VARIANTS = {  # family and changes to its config
     "qwen3_moe": ("qwen3_moe", {}), "olmoe": ("olmoe", {}), "mixtral": ("mixtral", {}),
@@ -134,14 +136,6 @@ def test_routes_that_cannot_be_right_are_refused(spoil, sentence):
         policy.routing.check(spoil(route), length)
 
 
-def test_what_is_replayed_by_default():
-    moe, dense = model_folder("olmoe"), model_folder("qwen2")
-    assert [choose_replay("auto", moe, N) for N in (1, 2, 4, 8)] == ["none", "r2", "r3", "r3"]
-    assert choose_replay("auto", dense, 8) == "none" and choose_replay("none", moe, 8) == "none"
-    with pytest.raises(SystemExit, match="mixtures of experts"):
-        choose_replay("r2", dense, 4)
-
-
 # --------------------------------------------------------------------------------------- the update
 def groups_for() -> list:
     """Random groups whose engine used other experts than the trainer would."""
@@ -180,7 +174,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
     monkeypatch.setattr(minirl, "objective", watched)
     monkeypatch.setattr(minirl, "micro_batches",  # one per mini-batch
                         lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))
-    config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
+    config = settled(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
                            warmup_steps=0)
     groups = groups_for()
     with torch.no_grad():
@@ -205,7 +199,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
         assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
-    config.mini_batches = 1  # where pi_old is not computed in a pass of its own
+    config = replace(config, mini_batches=1)  # where pi_old is not computed in a pass of its own
     assert "routes_agree_all" in minirl.update(policy, *running.make_optimizer(policy, config),
                                                groups_for(), config, random.Random(0))
 
