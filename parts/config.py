@@ -19,8 +19,9 @@ import tyro
 from ada_sampler import RULES, SamplerConfig
 from parts.data import default_data, default_eval_data, default_template, is_own
 from parts.folder import as_model, base_of, checkpoints, run_named, settings
+from parts.forecast import fit_in_memory
 from parts.grader import require_function
-from parts.machine import Machine, build_for_cpu, fit_in_memory
+from parts.machine import Machine, build_for_cpu
 from parts.models import TINY, Model, resolve_model
 from parts.text import is_text, listed, quiet_end, shown
 

@@ -1,6 +1,4 @@
-"""What this machine can do: which build of vLLM it has, what a GPU needs around it, the defaults
-that follow, whether a run will fit into memory, and how many threads it takes.
-"""
+"""What this machine has: a build of vLLM, a GPU or none, free memory, cores that others leave."""
 import contextlib
 import functools
 import importlib.metadata
@@ -133,49 +131,6 @@ def out_of_memory(error: RuntimeError) -> bool:
 
     said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")  # cuBLAS
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in said)
-
-
-# ------------------------------------------------------------------------------ memory to come
-# On a CPU no allocation fails: when memory runs out, the kernel kills the process without a word.
-# So what a run will need is compared with what is free before it is allocated.
-BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
-LIBRARIES = 1.3 * GB  # torch, vLLM and what they set up; the trainer's logits, a chunk of them
-KEPT = 3  # numbers per token that a pass keeps of each row of weights
-MOST = 896  # tokens per pass: more are hardly faster on a CPU
-SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
-
-
-def fit_in_memory(settings, model, free: int) -> int:
-    """Tokens per pass: --micro-tokens, or as many as `free` bytes allow, up to MOST.
-
-    `model` may be empty. Raises SystemExit, one sentence, if the run would not fit.
-    """
-    context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
-    (fixed, token), free = bytes_needed(settings, model), SPARE * free
-    room = max(0, int((free - fixed) / token))
-    micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
-    tokens = max(context, micro_tokens)
-    if tokens > room:
-        raise SystemExit(
-            f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB with a pass over "
-            f"{tokens:,} tokens, and {free / GB:.1f} GiB are free for it, enough for {room:,} "
-            "tokens: lower --micro-tokens, --max-prompt-tokens and --max-tokens, or take a "
-            "smaller --model.")
-    return micro_tokens
-
-
-def bytes_needed(settings, model) -> tuple[float, float]:
-    """(of engine and trainer between two passes, what a pass keeps per token to go back)."""
-    config = model.config
-    # A and B have 2 * rank / hidden as many; they come with their gradient and AdamW's two.
-    adapter = 4 * BYTES["float32"] * 2 * settings.lora_rank / config.hidden_size
-    per_weight = BYTES[settings.rollout_dtype] + BYTES[settings.dtype] + adapter
-    logits = 4 * BYTES["float32"] * config.vocab_size * settings.engine_sequences
-    passed = getattr(config, "num_experts_per_tok", 1)  # of stacked experts [experts, out, in]
-    layers = sum(p[0].numel() * passed if p.dim() == 3 else p.numel()
-                 for name, p in model.named_parameters() if ".layers." in name)
-    fixed = LIBRARIES + cpu_cache() * GB + logits + per_weight * model.num_parameters()
-    return fixed, KEPT * layers / config.hidden_size * max(BYTES[settings.dtype], 3)
 
 
 def free_bytes() -> int:

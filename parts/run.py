@@ -20,19 +20,20 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import Estimator
-from parts.config import (SMALL, Config, Flags, by_size, in_one_sentence, settings_of, settle,
-                          size_of)
+from parts.config import (LARGE, SMALL, Config, Flags, by_size, in_one_sentence, settings_of,
+                          settle, size_of)
 from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
 from parts.folder import (LOGS, append, base_of, checkpoints, claim, has_step, keep_rows,
                           note_start, own_files, read_config, read_rows, require_same, restore,
                           run_named, save, saved_so_far, similar, step_of)
+from parts.forecast import longest_step, measured_speeds
 from parts.grader import NO_VERDICT, ForkingGrader
 from parts.logprobs import Row, token_logprobs
 from parts.machine import Machine, build_for_cpu, in_one_line, out_of_memory, this_machine
 from parts.metrics import group_row, watch
-from parts.models import (Model, check_family, find_model, load_tokenizer, require_context,
+from parts.models import (TINY, Model, check_family, find_model, load_tokenizer, require_context,
                           weights_of)
 from parts.plot import draw_run
 from parts.policy import load_policy, merged_model
@@ -45,6 +46,7 @@ from parts.text import (FEW, counted, difference, direction, duration, interval,
 
 
 FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
+LONG_ANSWER = 256  # tokens, beyond which a CPU may need minutes for a step
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -148,6 +150,9 @@ def say_settings(flags: Flags, config: Config, machine: Machine, model: Model) -
         if chosen:
             print(f"this model is small, so its settings are {listed(chosen)}")
     print(in_one_line(config, machine))
+    long = size_of(model, machine) == LARGE or config.max_tokens > LONG_ANSWER
+    if machine.on_cpu and model.base not in TINY and long:
+        print(longest_step(config, model.empty.num_parameters(), measured_speeds()))
 
 
 def remember_inputs(folder: Path, config: Config, model: Model, train, held_out, newest) -> None:

@@ -76,7 +76,7 @@ def test_the_defaults_are_those_that_the_page_explains():
     found = {
         "`--lora-rank`": [c.lora_rank], "`--lora-alpha`": [c.lora_alpha], "`--n`": [c.n],
         "`--lr`, real models": [c.lr], "`--lr`, built-in models": [tiny.lr],
-        "`--lr`, models below 500 M parameters": [small.lr],
+        "`--lr`, small models": [small.lr],
         "schedule": [c.warmup_steps, 500, small.warmup_steps],
         "`--max-grad-norm`": [c.max_grad_norm],
         "`--M`, `--N`, ε, the cap of 5": [c.M, c.N, c.eps_low, c.eps_high, c.weight_cap]}

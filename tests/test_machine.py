@@ -1,5 +1,5 @@
-"""What a GPU needs and what follows from the card (torch's answers are stand-ins); whether a run
-fits: against what a pass really keeps, and what is free; how many threads a busy machine leaves.
+"""What a GPU needs and what follows from the card (torch's answers are stand-ins), what memory is
+free, and how many threads a busy machine leaves.
 """
 import functools
 import re
@@ -10,12 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models_small import policy
 from parts import machine
 from parts.config import Flags, check
 from parts.engine import configure_vllm
-from parts.logprobs import Row, token_logprobs
-from parts.models import empty_model, tiny_folder
 from world import CPU, settled
 
 GB = machine.GB
@@ -105,65 +102,7 @@ def test_what_says_that_memory_is_short(words, short):
     assert machine.out_of_memory(torch.AcceleratorError(words)) == short
 
 
-# ------------------------------------------------------------------------------ will it fit?
-@pytest.fixture
-def fit(monkeypatch):
-    """fit(free, **settings): the tokens of a pass of SmolLM2 where so many GiB are free."""
-    def tokens(free: float, cache="1", **flags):
-        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", cache)
-        here = machine.Machine(card="", memory=free * GB, dtype="float32")
-        return settled(here, **dict(model="SmolLM2-135M-Instruct") | flags).micro_tokens
-
-    return tokens
-
-
-@pytest.mark.parametrize("free, settings, least, most", [
-    (64, {}, 896, 896), (7, {}, 896, 896), (5.5, {}, 620, 680),
-    (5.5, dict(dtype="bfloat16"), 896, 896), (5.5, dict(lora_rank=64), 460, 520),
-    (6.61, dict(cache="2"), 620, 680), (5.71, dict(engine_sequences=512), 620, 680),
-    (5.22, dict(rollout_dtype="bfloat16"), 620, 680),
-    (16, dict(micro_tokens=3000), 3000, 3000)])
-def test_tokens_per_pass_come_from_what_is_free(fit, free, settings, least, most):
-    assert least <= fit(free, **settings) <= most
-
-
-@pytest.mark.parametrize("free, settings, sentence", [
-    (4.6, {}, "with a pass over 296 tokens, and 4.1 GiB are free for it, enough for 2"),
-    (4, {}, "enough for 0 tokens: .*or take a smaller --model"),
-    (16, dict(micro_tokens=16384), "enough for 5,.*lower --micro-tokens"),
-    (16, dict(micro_tokens=100, max_tokens=16100), "a pass over 16,356 tokens")])  # one row fits
-def test_what_does_not_fit_is_refused(fit, free, settings, sentence):
-    with pytest.raises(SystemExit, match=sentence):
-        fit(free, **settings)
-
-
-def kept_by_a_pass(trained, rows) -> int:
-    """Bytes that autograd keeps for the backward pass, besides the model's own weights."""
-    own = {p.untyped_storage().data_ptr() for p in [*trained.parameters(), *trained.buffers()]}
-    seen = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            seen[storage.data_ptr()] = storage  # held, so that no address comes twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        token_logprobs(trained, rows)
-    return sum(storage.nbytes() for storage in seen.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-skills"])
-def test_a_pass_keeps_what_the_weights_foretell(name):
-    trained = policy(tiny_folder(name), rank=16)
-    rows = [Row([7] * 128, 1, [], 1.0) for _ in range(4)]
-    model = empty_model(trained.get_base_model().config)
-    _, foreseen = machine.bytes_needed(
-        settled(max_tokens=64), model)
-    assert 0.4 < kept_by_a_pass(trained, rows) / (4 * 128) / foreseen < 0.75  # memory has gaps
-
-
+# ------------------------------------------------------------------------------ free memory
 @pytest.mark.parametrize("line, group, limit, used, files", [
     ("0::/box/inner", "/sys/fs/cgroup/box", "memory.max", "memory.current", "inactive_file 100"),
     ("4:memory:/box/inner", "/sys/fs/cgroup/memory/box", "memory.limit_in_bytes",
