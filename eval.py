@@ -123,7 +123,7 @@ def parse(argv: list[str] | None = None) -> Flags:
 
 def check(c: Flags, usual: dict) -> None:
     """Raises ValueError, one sentence, for what cannot work."""
-    check_numbers(c)
+    check_numbers(replace(c, temperature=c.temperature or 1.0))  # 0 is greedy here
     columns = c.data == HELD_OUT or bool(c.data) and is_own(c.data)
     require_effect(given_in(c, usual), [
         ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),

@@ -109,8 +109,7 @@ class Flags(SamplerConfig):
     advantage: Literal["pool-mean", "leave-one-out", "group-std", "positives-only"] | None = None
     """what a reward is compared with; default: pool-mean, or group-std for grpo and cispo"""
 
-    # ---- what the update maximises: mu is the engine, pi_old the trainer with the same weights,
-    # ---- and pi_theta the trainer as it is now
+    # ---- what the update maximises, of mu (engine), pi_old (trainer, same weights), pi_theta (now)
     objective: Literal[tuple(OBJECTIVES)] = "minirl"
     """minirl, or for comparison grpo or cispo as in the appendix of MiniRL's paper"""
     importance: Literal["full", "staleness", "none"] = "full"
@@ -126,11 +125,9 @@ class Flags(SamplerConfig):
     mask: Literal["ratio", "dppo", "icepop"] = "ratio"
     """what --clip looks at (minirl): ratio; dppo: pi_theta - mu; icepop: ratio, and pi_old/mu"""
     length_norm: Literal["constant", "response", "batch"] | None = None
-    """divide token sums by: constant (minirl's default), response (grpo's), batch (cispo's) lengths
-    """
+    """what token sums are divided by: constant, response (grpo's) or batch (cispo's) lengths"""
     replay: Literal["none", "r2", "r3"] | None = None
-    """experts reused from trainer (r2) or engine (r3); default: none, r2, r3 for 1, 2, more steps
-    """
+    """experts reused from trainer (r2) or engine (r3); default: none, r2, r3 for 1, 2, 3+ steps"""
 
     # ---- how far the update goes
     mini_batches: int = 1
@@ -138,8 +135,7 @@ class Flags(SamplerConfig):
     lr: float | None = None
     """learning rate of AdamW on the LoRA weights; default: 1e-3, small models 3e-4, larger 2e-5"""
     warmup_steps: int | None = None
-    """the learning rate rises over so many optimizer steps, then stays constant; 0 = off; default:
-    5, small models 2"""
+    """the rate rises over so many optimizer steps; 0 = off; default: 5, with small models 2"""
     max_grad_norm: float = 1.0
     """gradients are scaled down to this norm (rare: the loss is divided by max_tokens); 0 = off"""
 
@@ -159,8 +155,7 @@ class Flags(SamplerConfig):
 
     # ---- what is looked at on the way
     eval_every: int | None = None
-    """steps between evaluations; one follows the last step in any case; 0 = none between; default:
-    20, with small models 10"""
+    """steps between evaluations, besides first and last; 0 = none; default: 20, small models 10"""
     eval_first: bool = True
     """evaluate before step 1; otherwise the run cannot say at its end whether it is better"""
     train_anyway: bool = False
@@ -178,8 +173,7 @@ class Flags(SamplerConfig):
     rollout_dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = None
     """precision of the engine's weights; default: the same as --dtype"""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """precision of the engine's cache of keys and values; auto, as vLLM calls that of its weights
-    """
+    """precision of the engine's cache of keys and values; auto, for vLLM, is that of its weights"""
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
     micro_tokens: int | None = None
@@ -205,7 +199,8 @@ def settle(flags: Flags, machine: Machine, model: Model) -> Settings:
 
     mixture = is_supported(model.config)
     values = defaults_of(flags, machine, model)
-    values["replay"] = default_replay(mixture, flags.mini_batches)
+    if mixture:  # what MiniRL's paper found best (section 4)
+        values["replay"] = {1: "none", 2: "r2"}.get(flags.mini_batches, "r3")
     values |= {name: value for name, value in vars(flags).items() if value is not None}
     if machine.on_cpu:
         values["micro_tokens"] = fit_in_memory(
@@ -223,15 +218,15 @@ def settle(flags: Flags, machine: Machine, model: Model) -> Settings:
 
 def defaults_of(flags: Flags, machine: Machine, model: Model) -> dict:
     """What follows from objective, machine and model where no flag says otherwise."""
-    small, dtype = size_of(model, machine) == SMALL, flags.dtype or machine.dtype
-    values = by_size(flags.data, size_of(model, machine))
+    size, dtype = size_of(model, machine), flags.dtype or machine.dtype
+    values = by_size(flags.data, size)
     if flags.sampler != SamplerConfig.sampler:
         values["M"] = SamplerConfig.M
     values["advantage"], values["length_norm"] = OBJECTIVES[flags.objective]
-    data = default_data(model.base, small)
+    data = default_data(model.base, size == SMALL)
     return values | dict(
-        data=data, eval_data=default_eval_data(flags.data or data),
-        template=default_template(model.base, small, flags.reward),
+        replay="none", data=data, eval_data=default_eval_data(flags.data or data),
+        template=default_template(model.base, size == SMALL, flags.reward),
         dtype=dtype, rollout_dtype=dtype,
         sync="merge" if machine.on_cpu or dtype == "float32" else "adapter",
         micro_tokens=4096 if model.base in TINY else machine.micro_tokens)
@@ -253,13 +248,6 @@ def by_size(data: str | None, size: int) -> dict:
     """The DEFAULTS of a size, on this --data."""
     values = {name: of_sizes[size] for name, of_sizes in DEFAULTS.items()}
     return values | (ROOM if size == SMALL and data not in (None, "builtin-words") else {})
-
-
-def default_replay(mixture: bool, mini_batches: int) -> str:
-    """What MiniRL's paper found best (section 4): r2 with two mini-batches, r3 with more."""
-    if not mixture or mini_batches == 1:
-        return "none"
-    return "r2" if mini_batches == 2 else "r3"
 
 
 def name_of(flags: Flags) -> str:
@@ -284,8 +272,8 @@ LIMITS = {  # least and most of a number that is not 0; of all others USUAL
     "seed": (1, 2**32 - 1)}
 USUAL = {int: (1, 10**6), float: (1e-9, 1e9)}
 MAY_BE_ZERO = (  # where 0 means off, none or all
-    "weight_cap", "max_grad_norm", "warmup_steps", "eval_every", "temperature", "log_groups",
-    "keep_every", "seed", "threshold", "max_rounds_all_correct", "limit")
+    "weight_cap", "max_grad_norm", "warmup_steps", "eval_every", "log_groups", "keep_every", "seed",
+    "threshold", "max_rounds_all_correct", "micro_rows", "limit")
 
 
 def check_numbers(config) -> None:
@@ -365,9 +353,6 @@ def check(flags: Flags, usual: dict) -> None:
     if not flags.reward and not 0 <= flags.threshold < 1:
         raise ValueError(f"threshold must be at least 0 and below 1, not {flags.threshold}: "
                          "math-verify gives 0 or 1")
-    if flags.temperature == 0:
-        raise ValueError("temperature 0 writes the same answer every time: nothing could be "
-                         "learnt from it")
 
 
 # ------------------------------------------------------------------------------ from the command

@@ -31,7 +31,8 @@ import tyro
 from ada_sampler import collect, keep
 from parts import config as minirl_flags
 from parts import folder as folders
-from parts.config import Flags, Settings, given_in, in_one_sentence, require_effect
+from parts.config import (Flags, Settings, check_numbers, given_in, in_one_sentence,
+                          require_effect)
 from parts.machine import build_for_cpu
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tell their processes
@@ -78,6 +79,7 @@ def parse(argv: list[str] | None = None) -> tuple[TRL, Flags]:
 
 def check(own: TRL, flags: Flags) -> None:
     """Raises ValueError, one sentence, for what TRL cannot do, whatever the model is."""
+    check_numbers(own)
     require_effect(given_in(flags, vars(Flags())), [
         (UNREAD, False, "in TRL, which has settings of its own in --trl"),
         ("lora_rank lora_alpha", not own.full, "with full")])

@@ -77,7 +77,7 @@ def test_the_defaults_are_those_that_the_page_explains():
         "`--lora-rank`": [c.lora_rank], "`--lora-alpha`": [c.lora_alpha], "`--n`": [c.n],
         "`--lr`, real models": [c.lr], "`--lr`, built-in models": [tiny.lr],
         "`--lr`, small models": [small.lr],
-        "schedule": [c.warmup_steps, 500, small.warmup_steps],
+        "schedule": [c.warmup_steps, small.warmup_steps],
         "`--max-grad-norm`": [c.max_grad_norm],
         "`--M`, `--N`, ε, the cap of 5": [c.M, c.N, c.eps_low, c.eps_high, c.weight_cap]}
     assert {row: stated[row] for row in found} == found
@@ -105,6 +105,11 @@ def test_flags_go_before_what_a_small_model_has(tmp_path):
     assert settled(model=SMOLLM, sampler="gvm").M == 8
     elsewhere = settled(model=SMOLLM, data="mine.jsonl")
     assert (elsewhere.eval_data, elsewhere.max_tokens) == ("held-out", 160)
+
+
+def test_a_reward_of_ones_own_gets_the_bare_problem():
+    for model in ("tiny", SMOLLM, "Qwen2.5-Math-1.5B"):
+        assert settled(model=model, reward="mine.py:score").template == "chat"
 
 
 @pytest.mark.parametrize("mini_batches, replay", [(1, "none"), (2, "r2"), (4, "r3"), (8, "r3")])

@@ -126,6 +126,10 @@ def test_a_model_is_had_from_the_hub_and_smollm_once_made_always_from_its_folder
     assert models.fetch_model(models.SMOLLM) == str(folder) and len(asked) == 4
 
 
+def test_a_config_that_names_no_longest_context_is_read():
+    models.require_context(models.Model("a", "a", SimpleNamespace()), 1000, 1000)
+
+
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):
     """Nothing of it is downloaded but what was asked for: no pickle."""
     def download(name, allow_patterns):

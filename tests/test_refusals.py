@@ -143,7 +143,7 @@ BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
 ]
 REFUSED = {
     "minirl.py": [
-        ("--temperature 0", "temperature 0 writes the same answer every time"),
+        ("--temperature 0", "temperature must be from 0.01 to 100.0, not 0.0"),
         ("--threshold 1", "threshold must be at least 0 and below 1"),
         ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
         ("--sampler uniform --M 9", "M has no effect with sampler uniform"),
@@ -210,6 +210,7 @@ REFUSED = {
         ("--k 0", "k must be from 1 to 1000000, not 0"),
         ("--columns a,b", "columns has no effect where the columns of data are known"),
         ("--sync merge", "sync has no effect without adapter"),
+        ("--engine-memory 0.3", "engine_memory has no effect without a GPU"),
         ("--temperature 0", "use --k 1"),
         ("--threshold 0.5", "threshold has no effect without reward"),
         ("--base", "base has no effect without adapter, which names a run or a PEFT folder"),
