@@ -149,13 +149,13 @@ def as_in_its_run(checkpoint: str, flags: Flags) -> dict:
         names.insert(0, "model")  # whose adapter it is
     if data and (data == HELD_OUT or is_own(data)):
         names.append("columns")
-    if run.get("reward") and (data == HELD_OUT or all(map(is_own, data.split(",")))):
+    if run.get("reward") and data and (data == HELD_OUT or all(map(is_own, data.split(",")))):
         names += ["reward", "threshold"] * (flags.reward in ("", run["reward"]))
     elif run.get("reward"):
         print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "
               "judges, unless --reward names it")
     usual = {name: run[name] for name in names if run.get(name, "") != ""}
-    if run and not flags.data:
+    if data and not flags.data:
         usual |= dict(data=data, limit=run["eval_questions"], k=run["eval_k"])
     if usual:
         print(f"where no flag says otherwise, the settings of {shown(folder)} are used: "

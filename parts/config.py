@@ -185,7 +185,7 @@ class Settings(Flags):
     """The settings of a run: those of Flags, but none of them is None."""
 
 
-Config = Settings
+Config = Settings  # as minirl.py and run.py call it
 
 
 # ------------------------------------------------------------------------------ settled once
