@@ -31,8 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ada_sampler import without_verdict
-from parts.config import (SMALL, by_size, check_numbers, given_in, in_one_sentence, parse_flags,
-                          require_effect, size_of)
+from parts.config import check_numbers, given_in, in_one_sentence, parse_flags, require_effect
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, default_data,
                         default_template, digest, digest_of_prompts, is_own, keys_of,
                         load_problems, load_sets, still_held_out)
@@ -44,6 +43,7 @@ from parts.machine import Machine, build_for_cpu, this_machine
 from parts.models import (TINY, Model, find_model, load_tokenizer, require_context, resolve_model,
                           weights_of)
 from parts.prompts import add_prompts, require_embedded, stop_ids
+from parts.settle import SMALL, by_size, size_of
 from parts.sources import MEASURED, expand
 from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
                         verdict)

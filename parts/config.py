@@ -1,8 +1,8 @@
 """Every setting of a training run: its meaning, default and range, and what contradicts what.
 
 `parse` turns the command line into Flags, before torch is imported. In Flags None stands for a
-default that depends on the model or the machine. `settle` is the only place that fills in such
-defaults: it makes the Settings of the run, which nothing changes afterwards.
+default that depends on the model or the machine. `settle` (parts/settle.py) is the only place that
+fills in such defaults: it makes the Settings of the run, which nothing changes afterwards.
 """
 import contextlib
 import os
@@ -11,18 +11,16 @@ import signal
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import tyro
 
 from ada_sampler import RULES, SamplerConfig
-from parts.data import default_data, default_eval_data, default_template, is_own
+from parts.data import is_own
 from parts.folder import as_model, base_of, checkpoints, run_named, settings
-from parts.forecast import fit_in_memory
 from parts.grader import require_function
-from parts.machine import Machine, build_for_cpu
-from parts.models import TINY, Model, resolve_model
+from parts.machine import build_for_cpu
+from parts.models import TINY, resolve_model
 from parts.text import is_text, listed, quiet_end, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
@@ -30,21 +28,6 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
     "grpo": ("group-std", "response"),
     "cispo": ("group-std", "batch"),
 }
-
-DEFAULTS = {  # of built-in models, of small ones, of all others
-    "max_prompt_tokens": (256, 256, 1024),
-    "max_tokens": (64, 40, 3000),
-    "batch_prompts": (24, 16, 32),
-    "M": (8, 4, 8),
-    "lr": (1e-3, 3e-4, 2e-5),
-    "warmup_steps": (5, 2, 5),
-    "steps": (100, 20, 200),
-    "eval_every": (20, 10, 20),
-    "eval_questions": (100, 72, 100),
-    "eval_k": (8, 4, 8),
-}
-BUILT_IN, SMALL, LARGE = range(3)
-ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # of a small model, for problems of others
 
 # What a run that begins from a run takes from it, if no flag says otherwise. With the same problems
 # and as many held out, no problem is held out that was trained on before.
@@ -186,68 +169,6 @@ class Settings(Flags):
 
 
 Config = Settings  # as minirl.py and run.py call it
-
-
-# ------------------------------------------------------------------------------ settled once
-def settle(flags: Flags, machine: Machine, model: Model) -> Settings:
-    """The settings of a run. Flags go first; what they leave out follows from machine and model.
-
-    Raises ValueError, one sentence, for settings that contradict each other, and SystemExit if the
-    run would not fit into the memory.
-    """
-    from parts.routing_replay import is_supported  # which imports torch
-
-    mixture = is_supported(model.config)
-    values = defaults_of(flags, machine, model)
-    if mixture:  # what MiniRL's paper found best (section 4)
-        values["replay"] = {1: "none", 2: "r2"}.get(flags.mini_batches, "r3")
-    values |= {name: value for name, value in vars(flags).items() if value is not None}
-    if machine.on_cpu:
-        values["micro_tokens"] = fit_in_memory(
-            SimpleNamespace(**values), model.empty, machine.memory)
-    config = Settings(**values)
-    config.validate()
-    if config.batch_prompts < config.mini_batches:
-        raise ValueError(f"mini_batches = {config.mini_batches} is more than the "
-                         f"{config.batch_prompts} prompts of a step, and each takes whole groups")
-    require_effect({"replay"}, [(
-        "replay", config.replay == "none" or mixture,
-        f"with {shown(model.path)}, which is no mixture of experts that can be replayed")])
-    return config
-
-
-def defaults_of(flags: Flags, machine: Machine, model: Model) -> dict:
-    """What follows from objective, machine and model where no flag says otherwise."""
-    size, dtype = size_of(model, machine), flags.dtype or machine.dtype
-    values = by_size(flags.data, size)
-    if flags.sampler != SamplerConfig.sampler:
-        values["M"] = SamplerConfig.M
-    values["advantage"], values["length_norm"] = OBJECTIVES[flags.objective]
-    data = default_data(model.base, size == SMALL)
-    return values | dict(
-        replay="none", data=data, eval_data=default_eval_data(flags.data or data),
-        template=default_template(model.base, size == SMALL, flags.reward),
-        dtype=dtype, rollout_dtype=dtype,
-        sync="merge" if machine.on_cpu or dtype == "float32" else "adapter",
-        micro_tokens=4096 if model.base in TINY else machine.micro_tokens)
-
-
-def size_of(model: Model, machine: Machine) -> int:
-    """BUILT_IN, SMALL or LARGE, by the number of parameters.
-
-    A billion is rounded as in models' names: Qwen2.5-0.5B has 0.494. What is small on a CPU, where
-    3,000 tokens per answer would take weeks, goes as far as Qwen3-0.6B.
-    """
-    if model.base in TINY:
-        return BUILT_IN
-    billions = round(model.empty.num_parameters() / 1e9, 1)
-    return SMALL if billions < 0.5 or machine.on_cpu and billions <= 0.7 else LARGE
-
-
-def by_size(data: str | None, size: int) -> dict:
-    """The DEFAULTS of a size, on this --data."""
-    values = {name: of_sizes[size] for name, of_sizes in DEFAULTS.items()}
-    return values | (ROOM if size == SMALL and data not in (None, "builtin-words") else {})
 
 
 def name_of(flags: Flags) -> str:

@@ -20,33 +20,30 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import Estimator
-from parts.config import (LARGE, SMALL, Config, Flags, by_size, in_one_sentence, settings_of,
-                          settle, size_of)
+from parts.config import Config, Flags, settings_of
 from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
 from parts.folder import (LOGS, append, base_of, checkpoints, claim, has_step, keep_rows,
                           note_start, own_files, read_config, read_rows, require_same, restore,
                           run_named, save, saved_so_far, similar, step_of)
-from parts.forecast import longest_step, measured_speeds
 from parts.grader import NO_VERDICT, ForkingGrader
 from parts.logprobs import Row, token_logprobs
-from parts.machine import Machine, build_for_cpu, in_one_line, out_of_memory, this_machine
+from parts.machine import build_for_cpu, out_of_memory
 from parts.metrics import group_row, watch
-from parts.models import (TINY, Model, check_family, find_model, load_tokenizer, require_context,
-                          weights_of)
+from parts.models import Model, load_tokenizer, weights_of
 from parts.plot import draw_run
-from parts.policy import load_policy, merged_model
+from parts.policy import load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids
 from parts.routing_replay import is_supported
+from parts.settle import settle_here
 from parts.sources import expand
-from parts.text import (FEW, counted, difference, direction, duration, interval, listed, quiet_end,
-                        shown, unit_of, verdict)
+from parts.text import (FEW, counted, difference, direction, duration, interval, quiet_end, shown,
+                        unit_of, verdict)
 
 
 FRESH_STATE = dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0)
-LONG_ANSWER = 256  # tokens, beyond which a CPU may need minutes for a step
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -128,31 +125,6 @@ def before_the_engine(flags: Flags, grader) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, lock=lock, config=config, model=model,
                            tokenizer=tokenizer, stops=stops, train=train, held_out=held_out,
                            newest=newest)
-
-
-def settle_here(flags: Flags) -> tuple[Config, Model]:
-    """The run's settings and what is known of its model, on this machine."""
-    model = find_model(base_of(flags.model), merged_model(flags.model))
-    check_family(model.config)
-    with in_one_sentence("minirl.py"):
-        machine = this_machine()
-        config = settle(flags, machine, model)
-    require_context(model, config.max_prompt_tokens, config.max_tokens)
-    say_settings(flags, config, machine, model)
-    return config, model
-
-
-def say_settings(flags: Flags, config: Config, machine: Machine, model: Model) -> None:
-    """Print what follows from the size of the model and from the machine."""
-    if size_of(model, machine) == SMALL:
-        chosen = {name: getattr(config, name) for name in by_size(flags.data, SMALL)
-                  if getattr(flags, name) is None}
-        if chosen:
-            print(f"this model is small, so its settings are {listed(chosen)}")
-    print(in_one_line(config, machine))
-    long = size_of(model, machine) == LARGE or config.max_tokens > LONG_ANSWER
-    if machine.on_cpu and model.base not in TINY and long:
-        print(longest_step(config, model.empty.num_parameters(), measured_speeds()))
 
 
 def remember_inputs(folder: Path, config: Config, model: Model, train, held_out, newest) -> None:

@@ -177,8 +177,8 @@ from parts.policy import ATTENTION
 from parts.routing_replay import is_supported
 from parts.models import load_tokenizer
 from parts.prompts import stop_ids
-from parts.run import (before_the_engine, last_words, load_data, python, settle_here,
-                       start_engine)
+from parts.run import before_the_engine, last_words, load_data, python, start_engine
+from parts.settle import settle_here
 from rewards import open_grader
 
 

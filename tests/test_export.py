@@ -16,11 +16,11 @@ from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
 from parts import config as config_module
 from parts import policy as policy_module
-from parts import run as running
 from parts.config import Flags, name_of, parse
 from parts.folder import as_model, base_of, note_start, read_config
 from parts.models import fetch_model, load_tokenizer, weights_of
 from parts.policy import load_adapter, merged_model
+from parts.settle import settle_here
 from recipes import export
 from world import settle_flags, settled, small_run, stand_in
 
@@ -303,13 +303,13 @@ def test_a_run_without_a_checkpoint_and_a_model_that_reads_less(source, monkeypa
     real = ["--model", "my-model", "--data", "mine.jsonl", "--columns", "frage,n",
             "--max-tokens", "3000"]
     lengths = "my-model reads 1024 tokens, .* 640 . 3000: add --max-prompt-tokens {} --max-tokens "
-    for begin_with in (lambda: running.settle_here(parse(real)),
+    for begin_with in (lambda: settle_here(parse(real)),
                        lambda: evaluation.problems_and_protocol(evaluation.parse(real))):
         with pytest.raises(SystemExit, match=lengths.format(99) + "33"):
             begin_with()
     shutil.copytree(fetch_model("tiny"), "plain")
     with pytest.raises(SystemExit, match="plain reads 1024 .* --max-prompt-tokens 256 --max-tok"):
-        running.settle_here(parse(["--model", "plain", "--data", "builtin", "--max-tokens", "900"]))
+        settle_here(parse(["--model", "plain", "--data", "builtin", "--max-tokens", "900"]))
     shutil.rmtree(f"{source}/checkpoints")
     for read in (parse, evaluation.parse):
         with pytest.raises(SystemExit):

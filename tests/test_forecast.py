@@ -10,7 +10,7 @@ import torch
 from helpers import ROOT
 from models_small import policy
 from parts import forecast
-from parts import run as running
+from parts import settle as settling
 from parts.config import Flags
 from parts.forecast import Speeds, longest_step, seconds_of_step, worst_case
 from parts.logprobs import Row, token_logprobs
@@ -121,9 +121,9 @@ def test_the_line_names_the_time_and_the_flags_to_lower():
     ("Qwen2.5-0.5B", {}, Machine("H100", 80 * GB, "bfloat16"), False, False)])
 def test_what_the_size_of_a_model_means_is_said_before_the_engine_starts(
         monkeypatch, capsys, model, flags, machine, timed, small):
-    monkeypatch.setattr(running, "measured_speeds", lambda: ONE_CORE)
+    monkeypatch.setattr(settling, "measured_speeds", lambda: ONE_CORE)
     asked, known = Flags(model=model, **flags), known_model(model)
-    running.say_settings(asked, settled(machine, model=model, **flags), machine, known)
+    settling.say_settings(asked, settled(machine, model=model, **flags), machine, known)
     said = capsys.readouterr().out
     assert ("on this CPU a step can take up to " in said) == timed
     assert ("this model is small, so its settings are" in said and "steps = 20" in said) == small

@@ -25,13 +25,14 @@ from ada_sampler import Estimator
 from models_small import one_layer
 from parts import config as configuration
 from parts import run as running
-from parts.config import Flags, Settings, settle
+from parts.config import Flags, Settings
 from parts.engine import Rollout
 from parts.folder import LOGS, base_of, read_rows
 from parts.grader import Verdict
 from parts.machine import GB, Machine
 from parts.models import TINY, Model, find_model
 from parts.run import FRESH_STATE, make_optimizer
+from parts.settle import settle
 
 WORDS = 32  # what the engine writes with
 RATES = [0.15, 0.3, 0.5, 0.7, 0.85, 0.5]  # how often prompts are solved
