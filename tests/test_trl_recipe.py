@@ -37,10 +37,11 @@ def recipe():
 
     started, own = [], trl_ada.start_engine
 
-    def shared(config, path, stops):
-        started.extend([] if started else [own(config, path, stops)])
+    def shared(config, model, stops):
+        started.extend([] if started else [own(config, model, stops)])
         started[0].sampling |= dict(temperature=config.temperature, stop_token_ids=stops)
-        files = load_file(Path(path, "model.safetensors"))  # --full has left others, and a head
+        # --full has left other weights, and a head
+        files = load_file(Path(model.path, "model.safetensors"))
         files["lm_head.weight"] = files["model.embed_tokens.weight"]
         weights = dict(weights_iterator=iter(files.items()))
         started[0].llm.collective_rpc("reload_weights", kwargs=weights)
