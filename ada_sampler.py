@@ -100,7 +100,7 @@ ADVANTAGES = ("pool-mean", "leave-one-out", "group-std", "positives-only")  # se
 WEIGHTINGS = ("none", "unbiased", "log", "inv_p")  # see `row_weights`
 
 
-@dataclass
+@dataclass(frozen=True)
 class SamplerConfig:
     """All that decides about sampling. A trainer's config inherits from it."""
 

@@ -22,27 +22,169 @@ import math
 import os
 import random
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from tqdm import tqdm
 
 from ada_sampler import fill_missing
-from parts.config import EvalConfig, parse_eval
-from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, digest,
-                        digest_of_prompts, keys_of, load_problems, load_sets, still_held_out)
+from parts.config import check_numbers, given_in, in_one_sentence, parse_flags, require_effect
+from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, default_data,
+                        default_template, digest, digest_of_prompts, is_own, keys_of,
+                        load_problems, load_sets, still_held_out)
 from parts.folder import (FREE, append, digest_of, keep_rows, open_folder, read_json, read_rows,
                           require_folder, write_safely)
-from parts.grader import NO_VERDICT, PART, mean_parts
-from parts.models import TINY, fetch_model, load_tokenizer, require_weights
+from parts.grader import NO_VERDICT, PART, mean_parts, require_function
+from parts.machine import Machine, build_for_cpu, this_machine
+from parts.models import (TINY, Model, find_model, load_tokenizer, require_context,
+                          require_weights, resolve_model)
 from parts.prompts import add_prompts, require_embedded, stop_ids
-from parts.provenance import (base_of, own_files, read_config, require_same, run_named, settings,
-                              versions)
+from parts.provenance import (MERGED, as_model, base_of, find_adapter, own_files, read_config,
+                              require_same, run_named, settings, versions)
+from parts.settle import SMALL, by_size, size_of
 from parts.sources import MEASURED, expand
-from parts.text import counted, difference, direction, interval, quiet_end, shown, unit_of, verdict
+from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
+                        verdict)
 from rewards import open_grader
+
+
+# ----------------------------------------------------------------------------------------- settings
+@dataclass(frozen=True)
+class Flags:
+    """Every flag of `python eval.py`. Numbers are comparable only where template, lengths, stop, k,
+    limit, temperature and problems are equal. A default of None depends on the model.
+    """
+
+    model: str = "tiny"
+    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id, a folder, or runs/NAME (merged)"""
+    adapter: str = ""
+    """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
+    base: bool = False
+    """with --adapter: --model without the adapter answers the same problems, for comparison"""
+    against: str = ""
+    """folder of a finished evaluation of the same problems"""
+    out: str | None = None
+    """folder of this evaluation; default: runs/eval-MODEL-DATA-kK"""
+    data: str | None = None
+    """benchmarks, hub ids, files (.jsonl, .json, .parquet, .csv) or builtin problems, by commas"""
+    columns: str = ""
+    """QUESTION,ANSWER: the columns with problem and correct answer, if not found by themselves"""
+    reward: str = ""
+    """FILE.py:FUNCTION gives the reward instead of math-verify; then no answers are needed"""
+    threshold: float = 0.7
+    """with --reward: one above it is correct, for pass@k"""
+    template: str | None = None
+    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
+    chat, none"""
+    max_prompt_tokens: int | None = None
+    """longer prompts are dropped and counted; default: as in a training of this model"""
+    max_tokens: int | None = None
+    """longest response, in tokens; default: as in a training of this model"""
+    stop: str = ""
+    """TOKEN,...: further tokens that end a response, besides those that the model itself names"""
+    k: int = 32
+    """samples per problem"""
+    limit: int = 0
+    """only the first so many problems of each set; 0 = all"""
+    temperature: float = 1.0
+    """sampling temperature; 0 = greedy, with --k 1"""
+    seed: int = 0
+    """decides the samples"""
+    sync: Literal["adapter", "merge"] | None = None
+    """the engine gets an adapter as it is (default on a GPU) or merged (default on a CPU)"""
+    engine_memory: float = 0.85
+    """share of the GPU's memory for the engine"""
+    engine_sequences: int = 256
+    """most responses that are written at the same time"""
+
+
+def parse(argv: list[str] | None = None) -> Flags:
+    """The flags, parsed again if a checkpoint's run gives the defaults.
+
+    Ends the program with code 2 and one sentence if they cannot work.
+    """
+    about = "eval.py", "avg@k and pass@k with 95 % intervals, on benchmarks, files or built-in ones"
+    with in_one_sentence("eval.py"):
+        flags = parse_flags(Flags, argv, *about)
+        adapter, model = flags.adapter and find_adapter(flags.adapter), as_model(flags.model)
+        usual = as_in_its_run(adapter or model, flags)
+        if usual:
+            flags = parse_flags(Flags, argv, *about, usual)
+        flags = replace(flags, adapter=adapter, model=as_model(flags.model, model))
+        check(flags, vars(Flags()) | usual)
+    if not flags.reward:  # a run's threshold is for its own reward
+        flags = replace(flags, threshold=Flags.threshold)
+    require_function(flags.reward)
+    resolve_model(base_of(flags.model))  # ends here if there is no such model
+    return flags
+
+
+def check(c: Flags, usual: dict) -> None:
+    """Raises ValueError, one sentence, for what cannot work."""
+    check_numbers(replace(c, temperature=c.temperature or 1.0))  # 0 is greedy here
+    columns = c.data == HELD_OUT or bool(c.data) and is_own(c.data)
+    require_effect(given_in(c, usual), [
+        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
+        ("columns", columns, "where the columns of data are known"),
+        ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder"),
+        ("engine_memory", not build_for_cpu(), "without a GPU")])
+    if c.temperature == 0 and c.k > 1:
+        raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
+    if c.base and c.against:
+        raise ValueError("base and against both name what to compare with: leave one out")
+
+
+def as_in_its_run(checkpoint: str, flags: Flags) -> dict:
+    """The settings of a checkpoint's run that its evaluation has too, where no flag says otherwise.
+
+    It is evaluated on what the run was evaluated on, as often, unless `flags` names data. The run's
+    --reward judges a file too, but no benchmark, whose results others must be able to compare.
+    """
+    folder = run_named(checkpoint)
+    run = settings(folder)
+    data = flags.data or run.get("eval_data")
+    names = "template max_prompt_tokens max_tokens stop temperature".split()
+    if Path(checkpoint, "adapter_config.json").exists():
+        names.insert(0, "model")  # whose adapter it is
+    if data and (data == HELD_OUT or is_own(data)):
+        names.append("columns")
+    if run.get("reward") and data and (data == HELD_OUT or all(map(is_own, data.split(",")))):
+        names += ["reward", "threshold"] * (flags.reward in ("", run["reward"]))
+    elif run.get("reward"):
+        print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "
+              "judges, unless --reward names it")
+    usual = {name: run[name] for name in names if run.get(name, "") != ""}
+    if data and not flags.data:
+        usual |= dict(data=data, limit=run["eval_questions"], k=run["eval_k"])
+    if usual:
+        print(f"where no flag says otherwise, the settings of {shown(folder)} are used: "
+              f"{listed(usual)}")
+    return usual
+
+
+def settle(flags: Flags, machine: Machine, model: Model) -> Flags:
+    """The flags, with the defaults that follow from machine and model: none is None any more."""
+    size = size_of(model, machine)
+    data = flags.data or default_data(model.base, size == SMALL, for_training=False)
+    lengths = by_size(flags.data, size)
+    return replace(
+        flags, data=data, out=flags.out or f"runs/{name_of(flags, data)}",
+        template=flags.template or default_template(model.base, size == SMALL, flags.reward),
+        sync=flags.sync or ("merge" if machine.on_cpu else "adapter"),
+        **{name: getattr(flags, name) or lengths[name]
+           for name in ("max_tokens", "max_prompt_tokens")})
+
+
+def name_of(flags: Flags, data: str) -> str:
+    """The name of the evaluation's folder."""
+    models = Path(flags.model).parts[-3 if run_named(flags.model) else -1:]
+    sets = [Path(part).stem for part in data.split(",")]
+    parts = [*models, *Path(flags.adapter).parts[-3:], *sets, f"k{flags.k}"]
+    name = "-".join(part for part in parts if part not in ("runs", "checkpoints", MERGED, "/"))
+    return f"eval-{name[:150]}"
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -205,35 +347,37 @@ def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, 
 
 
 # --------------------------------------------------------------------- everything before the engine
-def problems_and_protocol(config: EvalConfig) -> tuple[list, dict]:
+def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
     """(problems with prompts, all that their scores depend on). A wrong model or data ends here."""
-    from parts.machine import default_dtype, default_sync
     from parts.policy import merged_model
 
-    dtype, context = default_dtype(), config.max_prompt_tokens + config.max_tokens
+    model = find_model(base_of(flags.model), merged_model(flags.model))
+    with in_one_sentence("eval.py"):
+        machine = this_machine()
+    config = settle(flags, machine, model)
+    require_context(model, config.max_prompt_tokens, config.max_tokens)
     loaded = load_asked(config)
-    check_readable(base_of(config.model), sum(loaded, []), refuse=False)
-    path = fetch_model(merged_model(config.model), config.max_prompt_tokens, config.max_tokens)
-    tokenizer = load_tokenizer(path)
+    check_readable(model.base, sum(loaded, []), refuse=False)
+    tokenizer = load_tokenizer(model.path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems in loaded]
-    require_embedded(path, tokenizer, sum(sets, []))
-    require_weights(path)
+    require_embedded(model.path, tokenizer, sum(sets, []))
+    require_weights(model.path)
     files, run = {}, run_named(config.adapter or config.model)
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
     return sum(sets, []), asdict(config) | dict(
-        path=path, files=files, own_files=own_files(config), versions=versions(), dtype=dtype,
-        sync=default_sync(dtype) if config.sync == "auto" else config.sync, context=context,
+        path=model.path, files=files, own_files=own_files(config), versions=versions(),
+        dtype=machine.dtype, context=config.max_prompt_tokens + config.max_tokens,
         trained=count_trained(run, sum(sets, [])) if run else 0,
         prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
-        stop=stop_ids(path, tokenizer, config.template, config.stop),
+        stop=stop_ids(model.path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)
                  for problems, (_, weight) in zip(sets, expand(config.data))})
 
 
-def load_asked(config: EvalConfig) -> list[list]:
+def load_asked(config: Flags) -> list[list]:
     """The sets of --data; `held-out` is what the checkpoint's run holds out of its own data."""
     folder, most = run_named(config.adapter or config.model), config.limit or None
     run = settings(folder)
@@ -311,7 +455,7 @@ def show_comparison(changes: dict, than: str, unit: str) -> None:
 
 # -------------------------------------------------------------------------------------- the program
 def main(argv: list[str] | None = None) -> None:
-    config = parse_eval(argv)
+    config = parse(argv)
     if base_of(config.model) in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
     try:
@@ -324,13 +468,13 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"{shown(config.adapter)} is gone: its run has gone on, and keeps its "
                          "newest checkpoints. Repeat the command.") from None
     unit = unit_of(config.reward)
-    with open_folder(Path(config.out), protocol):
+    with open_folder(Path(protocol["out"]), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
                     "k", "max_tokens", "seed", "dtype", "versions"):
             said = "math-verify" if (key, protocol[key]) == ("reward", "") else protocol[key]
             print(f"{key:12} {shown(said, 1000)}")
         rows, *of_base = map(with_rewards, sample(
-            problems, protocol, policy, rank, Path(config.out)))
+            problems, protocol, policy, rank, Path(protocol["out"])))
         summary = summarize(rows, config.k, protocol["weights"])
         than, trained = shown(config.against), protocol["trained"]
         for base in of_base:
@@ -349,7 +493,7 @@ def main(argv: list[str] | None = None) -> None:
             *_, whole = changes.values()  # of several sets the last is their weighted mean
             summary |= dict(difference=changes, verdict=verdict(whole, than, trained))
             print(summary["verdict"])
-        write_safely(Path(config.out, "summary.json"), json.dumps(summary, indent=1))
+        write_safely(Path(protocol["out"], "summary.json"), json.dumps(summary, indent=1))
 
 
 def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> list[list[dict]]:

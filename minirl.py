@@ -39,13 +39,13 @@ from dataclasses import dataclass
 if __name__ == "__main__":
     from parts.config import parse_before_torch
 
-    CONFIG = parse_before_torch()  # before torch, whose import takes 6 s: --help answers at once
+    FLAGS = parse_before_torch()  # before torch, whose import takes 6 s: --help answers at once
 
 import torch
 
 from ada_sampler import collect, set_advantages
 from eval import bootstrap, evaluate, in_order, report_by_set, with_rewards
-from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Config
+from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Config, Flags
 from parts.engine import WatchedEngine
 from parts.logprobs import (Sequence, gvm_norms, micro_batches, split_by_row, token_logprobs,
                             tokens_at_once)
@@ -58,9 +58,9 @@ from rewards import open_grader
 
 
 # ------------------------------------------------------------------------------ the program
-def main(config: Config) -> None:
-    with open_grader(config.reward, config.threshold) as grader:
-        run = prepare(config, grader)  # data, engine, policy; with --resume the last checkpoint
+def main(flags: Flags) -> None:
+    with open_grader(flags.reward, flags.threshold) as grader:
+        run = prepare(flags, grader)  # settings, data, engine, policy; or the last checkpoint
         try_largest_batch(run)  # out of memory now, not in an hour
         sync(run)
         evaluate_if_due(run)  # before the first step
@@ -321,5 +321,5 @@ def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Config):
 
 
 if __name__ == "__main__":
-    with last_words(CONFIG):
-        main(CONFIG)
+    with last_words(FLAGS):
+        main(FLAGS)

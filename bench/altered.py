@@ -79,7 +79,7 @@ def main() -> None:
     config = parse()
     if what in CHANGES:
         CHANGES[what]()
-    elif config.sync != "merge":
+    elif config.sync == "adapter":
         raise SystemExit("Only merged weights can be rounded: --sync merge.")
     else:
         make_coarse(int(what))

@@ -26,7 +26,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 from store import RESULTS, ROOT, markdown  # and one thread, and the path
 
@@ -87,11 +86,11 @@ def rollouts(*flags: str) -> list[list[str]]:
     found = [["rounds", "samples", "engine steps", "a step of one response", "sampler, tokens/s",
               "generate, tokens/s", "ratio (range)"]]
     with project(*flags, "--sampler", "ada-balance") as run:
-        M, N, usual = run.config.M, run.config.N, type(run.config)
+        M, N = run.config.M, run.config.N
         rounds = {
             f"{N} of {M}": {},
             f"{max(1, N // 2)} of {2 * M}": dict(M=2 * M, N=max(1, N // 2)),
-            "one": dict(sampler="uniform", n=2 * M, M=usual.M, N=usual.N)}
+            "one": dict(sampler="uniform", n=2 * M)}
         for name, settings in rounds.items():
             found.append([name, *against_vllm(run, settings)])
     return found
@@ -175,7 +174,6 @@ def trl_trainer(run, drawn: list[tuple], theirs):
     each step's tokens to `drawn`, and when they were there."""
     from recipes import trl_ada  # before TRL
     from datasets import Dataset
-    from parts.config import in_one_sentence, refuse
     from parts.models import TINY, fetch_model
     from peft import LoraConfig
     from trl import GRPOTrainer
@@ -184,11 +182,9 @@ def trl_trainer(run, drawn: list[tuple], theirs):
     # 64 rows of 135 M parameters at once take over 20 GB
     rows = theirs.micro_rows or (0 if c.model in TINY else math.gcd(16, c.batch_prompts * c.n))
     chosen = dict(loss_type="grpo", shuffle_dataset=False) | theirs.trl
-    asked = SimpleNamespace(**vars(c), rule=c.rule, full=False, micro_rows=rows,
-                            trl=json.dumps(chosen))
-    with in_one_sentence("measure.py"):
-        refuse(trl_ada.what_trl_cannot(asked))
-    settings = trl_ada.trl_settings(asked)
+    own = trl_ada.TRL(micro_rows=rows, trl=json.dumps(chosen))
+    trl_ada.require_shares(own, c)
+    settings = trl_ada.trl_settings(own, c)
     settings.use_vllm, settings.save_strategy = False, "no"
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules="all-linear")
@@ -200,7 +196,7 @@ def trl_trainer(run, drawn: list[tuple], theirs):
         drawn.append((sum(map(len, completion_ids)), time.perf_counter()))
         return [verdict.reward for verdict in run.grader.grade(list(zip(gold, completions)))]
 
-    return GRPOTrainer(fetch_model(c.model, c.max_prompt_tokens, c.max_tokens), reward,
+    return GRPOTrainer(fetch_model(c.model), reward,
                        args=settings, peft_config=lora, train_dataset=Dataset.from_list(given))
 
 

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from parts.folder import read_json, write_safely
-from parts.models import SMOLLM, TINY, is_small
+from parts.models import SMOLLM, TINY
 from parts.problems import BUILTIN
 from parts.prompts import shown_by
 from parts.sources import (
@@ -46,11 +46,11 @@ class Problem:
 
 
 # -------------------------------------------------------------------------------- defaults by model
-def default_data(model: str, for_training: bool = True) -> str:
+def default_data(model: str, small: bool, for_training: bool = True) -> str:
     """The data set a model is trained (or evaluated) on when none is named."""
     if model in TINY:
         return "builtin-skills" if model == "tiny-skills" else "builtin"
-    if is_small(model):
+    if small:
         return "builtin-words"
     if not for_training:
         return "math500"
@@ -67,11 +67,11 @@ def default_eval_data(data: str) -> str:
     return "math500" if for_math else HELD_OUT
 
 
-def default_template(model: str, reward: str = "") -> str:
+def default_template(model: str, small: bool, reward: str = "") -> str:
     """The prompt template that fits a model; with --reward the prompt is the bare problem."""
     if model in TINY or reward:
         return "chat"
-    return "three-examples" if is_small(model) else "reinforce-ada"
+    return "three-examples" if small else "reinforce-ada"
 
 
 # ------------------------------------------------------------------------------------ several sets
@@ -380,7 +380,7 @@ def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
     """
     if model not in TINY:
         return
-    like = [row["problem"] for row in BUILTIN[default_data(model)]("train", 500)]
+    like = [row["problem"] for row in BUILTIN[default_data(model, small=False)]("train", 500)]
     foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(like))]
     if 2 * len(foreign) <= len(problems):
         return

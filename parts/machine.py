@@ -1,6 +1,4 @@
-"""What this machine can do: which build of vLLM it has, what a GPU needs around it, the defaults
-that follow, whether a run will fit into memory, and how many threads it takes.
-"""
+"""What this machine has: a build of vLLM, a GPU or none, free memory, cores that others leave."""
 import contextlib
 import functools
 import importlib.metadata
@@ -9,6 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -66,33 +65,33 @@ def capability() -> tuple[int, int]:
     return card().major, card().minor
 
 
-# ----------------------------------------------------------------------------- defaults that follow
-def default_dtype() -> str:
-    """float32 on a CPU; on a GPU bfloat16, or float16 where the card cannot compute in it."""
+# ------------------------------------------------------------------------------ what it has
+class Machine(NamedTuple):
+    """What the defaults of a run depend on."""
+
+    card: str  # the GPU's name; "" where vLLM's build is that for CPUs
+    memory: int  # bytes of the card; on a CPU those that are free for this process
+    dtype: str  # of the weights
+
+    @property
+    def on_cpu(self) -> bool:
+        return not self.card
+
+    @property
+    def micro_tokens(self) -> int | None:
+        """Of 1.5 B parameters, beside an engine with its default share. On a CPU it is forecast."""
+        if self.on_cpu:
+            return None
+        return 8192 if self.memory < SMALL_CARD else 16384
+
+
+def this_machine() -> Machine:
+    """Raises ValueError where vLLM's CPU build would fail."""
     if build_for_cpu():
-        return "float32"
-    return "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
-
-
-def default_sync(dtype: str) -> str:
-    """adapter; but merge where vLLM's LoRA kernels are slow (CPU) or do not exist (float32)."""
-    return "merge" if build_for_cpu() or dtype == "float32" else "adapter"
-
-
-def default_micro_tokens() -> int:
-    """For a model of 1.5 B parameters, beside an engine with its default share of the memory."""
-    return 8192 if card().total_memory < SMALL_CARD else 16384
-
-
-def require_effect(config) -> None:
-    """Raises ValueError for settings of a GPU's memory where there is no GPU."""
-    if not build_for_cpu():
-        return
-    cpu_cache()
-    if config.engine_memory != type(config).engine_memory or getattr(config, "sleep", False):
-        raise ValueError("engine_memory and sleep are about a GPU's memory, and here is no GPU: "
-                         "leave them out (on --resume: --no-sleep). VLLM_CPU_KVCACHE_SPACE sets "
-                         "the engine's cache, in GiB")
+        cpu_cache()
+        return Machine("", free_bytes(), "float32")
+    dtype = "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
+    return Machine(card().name, card().total_memory, dtype)
 
 
 def cpu_cache() -> int:
@@ -104,15 +103,15 @@ def cpu_cache() -> int:
     return int(space)
 
 
-def in_one_line(config) -> str:
+def in_one_line(config, machine: Machine) -> str:
     """The settings that follow from the machine."""
     said = f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens per pass"
-    if build_for_cpu():
+    if machine.on_cpu:
         return (f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE), "
                 f"{counted(threads().most, 'thread')} (OMP_NUM_THREADS)"
                 + ", fewer beside busy processes" * (not threads().fixed))
-    memory = card().total_memory / GB
-    return (f"{card().name}: {said}, {config.engine_memory * memory:.1f} of {memory:.1f} GiB for "
+    memory = machine.memory / GB
+    return (f"{machine.card}: {said}, {config.engine_memory * memory:.1f} of {memory:.1f} GiB for "
             f"the engine (--engine-memory {config.engine_memory:g})")
 
 
@@ -132,48 +131,6 @@ def out_of_memory(error: RuntimeError) -> bool:
 
     said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")  # cuBLAS
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in said)
-
-
-# ------------------------------------------------------------------------------ memory to come
-# On a CPU no allocation fails: when memory runs out, the kernel kills the process without a word.
-# So what a run will need is compared with what is free before it is allocated.
-BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
-LIBRARIES = 1.3 * GB  # torch, vLLM and what they set up; the trainer's logits, a chunk of them
-KEPT = 3  # numbers per token that a pass keeps of each row of weights
-MOST = 896  # tokens per pass: more are hardly faster on a CPU
-SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
-
-
-def fit_in_memory(settings, model) -> None:
-    """Set `micro_tokens`, if it is 0, to as many as the free memory allows, up to MOST.
-
-    `model` may be empty. Raises SystemExit, one sentence, if the run would not fit.
-    """
-    context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
-    (fixed, token), free = bytes_needed(settings, model), SPARE * free_bytes()
-    room = max(0, int((free - fixed) / token))
-    settings.micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
-    tokens = max(context, settings.micro_tokens)
-    if tokens > room:
-        raise SystemExit(
-            f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB with a pass over "
-            f"{tokens:,} tokens, and {free / GB:.1f} GiB are free for it, enough for {room:,} "
-            "tokens: lower --micro-tokens, --max-prompt-tokens and --max-tokens, or take a "
-            "smaller --model.")
-
-
-def bytes_needed(settings, model) -> tuple[float, float]:
-    """(of engine and trainer between two passes, what a pass keeps per token to go back)."""
-    config = model.config
-    # A and B have 2 * rank / hidden as many; they come with their gradient and AdamW's two.
-    adapter = 4 * BYTES["float32"] * 2 * settings.lora_rank / config.hidden_size
-    per_weight = BYTES[settings.rollout_dtype] + BYTES[settings.dtype] + adapter
-    logits = 4 * BYTES["float32"] * config.vocab_size * settings.engine_sequences
-    passed = getattr(config, "num_experts_per_tok", 1)  # of stacked experts [experts, out, in]
-    layers = sum(p[0].numel() * passed if p.dim() == 3 else p.numel()
-                 for name, p in model.named_parameters() if ".layers." in name)
-    fixed = LIBRARIES + cpu_cache() * GB + logits + per_weight * model.num_parameters()
-    return fixed, KEPT * layers / config.hidden_size * max(BYTES[settings.dtype], 3)
 
 
 def free_bytes() -> int:

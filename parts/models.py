@@ -3,11 +3,14 @@
 Only safetensors are read. Code that comes with a model's folder is never run.
 """
 import contextlib
+import functools
 import importlib.util
 import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from parts.sources import ask_hub
 from parts.text import shown
@@ -25,10 +28,19 @@ FAMILIES = (  # that can be trained: tests/test_agreement.py compares each with 
     "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
 
 
-def is_small(name: str) -> bool:
-    """Whether a model's name says that it has under 500 M parameters: SmolLM2-135M-Instruct."""
-    found = re.search(r"(?<![\d.])(\d{2,3})M(?![a-z])", os.path.basename(name.rstrip("/")), re.I)
-    return bool(found) and int(found[1]) < 500
+@dataclass(frozen=True)
+class Model:
+    """What is known of a model before its weights are read."""
+
+    base: str  # the name of the model that was there before all runs
+    path: str  # a folder or hub id that transformers and vLLM can load
+    config: Any  # transformers' form of its config.json, which is read once
+
+    @functools.cached_property
+    def empty(self):
+        """The model without memory for its weights. SystemExit if none can be made."""
+        with loading("model", self.path):
+            return empty_model(self.config)
 
 
 def resolve_model(name: str) -> str:
@@ -45,31 +57,36 @@ def resolve_model(name: str) -> str:
                      "(org/name), or --model tiny.")
 
 
-def fetch_model(name: str, max_prompt_tokens: int = 0, max_tokens: int = 0) -> str:
-    """A folder or hub id that transformers and vLLM can load.
-
-    Raises SystemExit if there is none, if it needs code of its own, or if it reads fewer tokens
-    than a prompt and an answer may have.
-    """
+def find_model(base: str, name: str) -> Model:
+    """The model `name`, which `base` has become. Raises SystemExit if there is none."""
     from transformers import AutoConfig
 
+    path = fetch_model(name)
+    with loading("model", path):
+        return Model(base, path, AutoConfig.from_pretrained(path, trust_remote_code=False))
+
+
+def fetch_model(name: str) -> str:
+    """What transformers and vLLM can load: a folder or a hub id. SystemExit if there is none."""
     path = tiny_folder(name) if name in TINY else resolve_model(name)
     if path == SMOLLM_ON_HUB:
-        path = fetch_smollm()
-    elif not os.path.isdir(path):
+        return fetch_smollm()
+    if not os.path.isdir(path):
         ask_hub(path, "model")  # ends here if the hub does not know it
-    with loading("model", path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    return path
+
+
+def require_context(model: Model, max_prompt_tokens: int, max_tokens: int) -> None:
+    """Raises SystemExit if the model reads fewer tokens than a prompt and an answer may have."""
     context = max_prompt_tokens + max_tokens
-    longest = getattr(config, "max_position_embeddings", context)
+    longest = getattr(model.config, "max_position_embeddings", context)
     if context > longest:  # an exported model knows with which lengths it was trained
         usual = dict(max_prompt_tokens=longest // 4, max_tokens=longest - longest // 4)
-        fit = usual | getattr(config, "minirl", {})
+        fit = usual | getattr(model.config, "minirl", {})
         raise SystemExit(
-            f"{shown(path)} reads {longest} tokens, but a prompt and its answer may have "
+            f"{shown(model.path)} reads {longest} tokens, but a prompt and its answer may have "
             f"{max_prompt_tokens} + {max_tokens}: add --max-prompt-tokens "
             f"{fit['max_prompt_tokens']} --max-tokens {fit['max_tokens']}.")
-    return path
 
 
 def tiny_folder(name: str = "tiny") -> str:

@@ -36,18 +36,6 @@ def is_supported(architecture) -> bool:
     return architecture.model_type in ROUTERS
 
 
-def choose_replay(wanted: str, architecture, mini_batches: int) -> str:
-    """`wanted`, and for "auto" what the paper found best (section 4)."""
-    if wanted in ("r2", "r3") and not is_supported(architecture):
-        raise SystemExit(f"--replay {wanted} is for mixtures of experts ({', '.join(ROUTERS)}), "
-                         f"and this model's family is {architecture.model_type}.")
-    if wanted != "auto":
-        return wanted
-    if not is_supported(architecture) or mini_batches == 1:  # then e_old = e_theta
-        return "none"
-    return "r2" if mini_batches == 2 else "r3"
-
-
 class RoutingReplay:
     """Hooks on all routers of `model`, a Hugging Face model of one of ROUTERS."""
 

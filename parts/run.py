@@ -12,18 +12,17 @@ import sys
 import time
 import traceback
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO
 
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig
 
 from ada_sampler import Estimator
 from explorer.panels import draw_run
-from parts.config import Config
+from parts.config import Config, Flags, settings_of
 from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
@@ -31,16 +30,16 @@ from parts.folder import (LOGS, append, checkpoints, claim, has_step, keep_rows,
                           save, saved_so_far, similar, step_of)
 from parts.grader import NO_VERDICT, ForkingGrader
 from parts.logprobs import Sequence, token_logprobs
-from parts.machine import build_for_cpu, fit_in_memory, in_one_line, out_of_memory
+from parts.machine import build_for_cpu, out_of_memory
 from parts.metrics import PATIENCE, group_row, watch
-from parts.models import (check_family, empty_model, fetch_model, load_tokenizer, loading,
-                          require_weights)
-from parts.policy import load_policy, merged_model
+from parts.models import Model, load_tokenizer, require_weights
+from parts.policy import load_policy
 from parts.probe import Probe, limits
 from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids
 from parts.provenance import (base_of, note_start, own_files, read_config, require_same,
                               run_named)
-from parts.routing_replay import choose_replay, is_supported
+from parts.routing_replay import is_supported
+from parts.settle import settle_here
 from parts.sources import expand
 from parts.text import (FEW, counted, difference, direction, duration, interval, quiet_end, shown,
                         unit_of, verdict)
@@ -84,80 +83,71 @@ class Run:
 
 
 # ------------------------------------------------------------------ before the first step
-def prepare(config: Config, grader) -> Run:
+def prepare(flags: Flags, grader) -> Run:
     """Everything before the first step; with --resume the run is as its last checkpoint left it.
 
     A user's mistakes end here in a SystemExit with one sentence, mostly before the engine starts.
     """
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
-    found = before_the_engine(config, grader)  # folder, model files, problems, checkpoint
-    tracker = open_tracker(found.folder, config)
-    engine = start_engine(config, found.path, found.stops)
+    start = before_the_engine(flags, grader)  # settings, folder, problems, checkpoint
+    config, path = start.config, start.model.path
+    tracker = open_tracker(start.folder, config)
+    engine = start_engine(config, start.model, start.stops)
     policy = load_policy(
-        found.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
+        path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
         seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
         checkpointing=not engine.on_cpu)  # of activations: or two rows of a 1.5 B model need 80 GB
     optimizer, schedule = make_optimizer(policy, config)
-    probe = start_probe(config, engine, policy, found.held_out)
-    run = Run(found.folder, found.lock, config, engine, policy, optimizer, schedule, grader,
-              found.held_out, Stream(found.train, config.seed), Estimator(), probe, tracker)
-    resume(run, found.newest)
+    probe = start_probe(config, engine, policy, start.held_out)
+    run = Run(start.folder, start.lock, config, engine, policy, optimizer, schedule, grader,
+              start.held_out, Stream(start.train, config.seed), Estimator(), probe, tracker)
+    resume(run, start.newest)
     return run
 
 
-def before_the_engine(config: Config, grader) -> SimpleNamespace:
-    """Folder, model files, problems and newest checkpoint of the run."""
-    folder = Path("runs", config.name)
-    lock = claim(folder, config.resume) if folder.exists() else None
+def before_the_engine(flags: Flags, grader) -> SimpleNamespace:
+    """Settings, folder, model files, problems and newest checkpoint of the run."""
+    folder = Path("runs", flags.name)
+    lock = claim(folder, flags.resume) if folder.exists() else None
+    config, model = settle_here(flags)
     if config.resume and not checkpoints(folder):
         near = similar(folder, checkpoints)
         print(f"no checkpoint of {config.name}: this starts a new run with --model "
               f"{shown(config.model)}, --data {shown(config.data)} and --steps {config.steps}"
               + (f"; {shown(near)} has a similar name" if near else ""))
-    path, tokenizer, stops = find_model(config)
+    tokenizer = load_tokenizer(model.path)
+    stops = stop_ids(model.path, tokenizer, config.template, config.stop)
     train, held_out = load_data(config, tokenizer, grader)
-    require_embedded(path, tokenizer, train + held_out)
+    require_embedded(model.path, tokenizer, train + held_out)
     if begun := run_named(config.model):
         count_trained(begun, held_out)
     lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
+    newest = next(reversed(checkpoints(folder)), None)
+    remember_inputs(folder, config, model, train, held_out, newest)
+    remember(folder, train, held_out, begun)
+    return SimpleNamespace(folder=folder, lock=lock, config=config, model=model,
+                           tokenizer=tokenizer, stops=stops, train=train, held_out=held_out,
+                           newest=newest)
+
+
+def remember_inputs(folder: Path, config: Config, model: Model, train, held_out, newest) -> None:
+    """Note this start in config.json. SystemExit if its data or files are not those of the run."""
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     prompts = digest_of_prompts(train + held_out)
     if is_jinja(config.template):  # it may show columns that `digest` leaves out
         inputs["data"] += f", prompts: {prompts}"
     inputs |= own_files(config)
     require_same(folder, inputs)
-    require_weights(path)
+    require_weights(model.path)
     inputs["prompts"] = prompts
     if read_config(folder).get("inputs", {}).get("prompts") not in (None, inputs["prompts"]):
         print("WARNING: the prompts are not those of the start: the model's chat template or "
               "tokenizer has changed")
-    newest = next(reversed(checkpoints(folder)), None)
     changed = note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
     if changed:
         print("from here on", ", ".join(
             f"--{name.replace('_', '-')} is {shown(now)} (it was {shown(before)})"
             for name, (before, now) in sorted(changed.items())))
-    remember(folder, train, held_out, begun)
-    return SimpleNamespace(folder=folder, lock=lock, path=path, tokenizer=tokenizer, stops=stops,
-                           train=train, held_out=held_out, newest=newest)
-
-
-def find_model(config: Config):
-    """(the model's folder or hub id, its tokenizer, the ids that end an answer).
-
-    Sets in `config` what the model's files can tell.
-    """
-    path = fetch_model(
-        merged_model(config.model), config.max_prompt_tokens, config.max_tokens)
-    architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    check_family(architecture)
-    with loading("model", path):
-        empty = empty_model(architecture)  # a config of which no model can be made ends here
-    if build_for_cpu():
-        fit_in_memory(config, empty)
-    config.replay = choose_replay(config.replay, architecture, config.mini_batches)
-    tokenizer = load_tokenizer(path)
-    return path, tokenizer, stop_ids(path, tokenizer, config.template, config.stop)
 
 
 def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
@@ -183,19 +173,17 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     return train, held_out
 
 
-def start_engine(config: Config, path: str, stops: list[int]) -> Engine:
-    """vLLM with the model, whose answers end at `stops`. Prints what follows from the machine."""
-    print(in_one_line(config))
-    architecture = AutoConfig.from_pretrained(path, trust_remote_code=False)
+def start_engine(config: Config, model: Model, stops: list[int]) -> Engine:
+    """vLLM with the model, whose answers end at `stops`."""
     # 2: the probe's texts have at least one token of a response, and vLLM adds another.
     return Engine(
-        path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
+        model.path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
         max_num_seqs=config.engine_sequences, temperature=config.temperature,
         dtype=config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,
         sleep=config.sleep, stop_token_ids=stops, seed=config.seed,
-        routes=is_supported(architecture) and (build_for_cpu() or config.replay == "r3"),
-        architecture=architecture)
+        routes=is_supported(model.config) and (build_for_cpu() or config.replay == "r3"),
+        architecture=model.config)
 
 
 def make_optimizer(policy, config: Config):
@@ -240,11 +228,6 @@ def reseed(*parts) -> random.Random:
     rng = random.Random("/".join(map(str, parts)))
     seed_everything(rng)
     return rng
-
-
-def settings_of(config: Config) -> dict:
-    """What config.json remembers of a start: every setting but --resume."""
-    return {name: value for name, value in asdict(config).items() if name != "resume"}
 
 
 # ------------------------------------------------------------------ after a step
@@ -502,7 +485,7 @@ def python() -> str:
 
 
 @contextlib.contextmanager
-def last_words(config: Config):
+def last_words(flags: Flags):
     """Around the whole program: however it ends, it says what is saved and how to go on.
 
     Ctrl-C and SIGTERM end it as sys.exit does, so temporary folders are removed. The exit code
@@ -514,14 +497,14 @@ def last_words(config: Config):
         try:
             yield
         except (SystemExit, Exception) as error:
-            words, code = why_it_ended(error, config)
+            words, code = why_it_ended(error)
             if words:
-                saved = saved_so_far(Path("runs", config.name))
+                saved = saved_so_far(Path("runs", flags.name))
                 print(f"\n{words}; {saved}", file=sys.stderr)
             raise SystemExit(code) from None
 
 
-def why_it_ended(error: BaseException, config: Config) -> tuple[str, object]:
+def why_it_ended(error: BaseException) -> tuple[str, object]:
     """(words for the user, exit code). An error that is a bug has its traceback printed, too."""
     if isinstance(error, SystemExit):  # by a signal, or with a sentence that says everything
         stopped = error.code in [128 + number for number in STOPS]
@@ -529,6 +512,7 @@ def why_it_ended(error: BaseException, config: Config) -> tuple[str, object]:
     if isinstance(error, OSError):  # a full disk, or nobody who reads the output
         return shown(error), 1
     if out_of_memory(error):
-        return "Out of memory: " + config.less_memory.format(**vars(config)), 1
+        return ("Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, or try "
+                "--sleep"), 1
     traceback.print_exception(error)
     return type(error).__name__, 1

@@ -20,28 +20,35 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import tyro
+
 from ada_sampler import collect, keep, set_advantages
-from parts import config as settings
+from parts import config as minirl_flags
 from parts import folder as folders
+from parts.config import (Flags, Settings, check_numbers, given_in, in_one_sentence,
+                          require_effect)
 from parts.machine import build_for_cpu
+from parts.provenance import settings
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tell their processes
 FIRST = os.environ.get("RANK", "0") == "0"  # this process writes, and speaks for all
 SHARDED = next((kind for kind in ("FSDP", "DEEPSPEED")
                 if os.environ.get(f"ACCELERATE_USE_{kind}") == "true"), "nothing")
+UNREAD = (  # minirl.py's flags that TRL has in another form, or not at all
+    "objective importance mask clip eps_low eps_high weight_cap length_norm replay log_groups "
+    "eval_every eval_first train_anyway rollout_dtype kv_cache_dtype sleep micro_tokens")
 
 
 # ------------------------------------------------------------------------------ settings
-@dataclass
-class TRLSettings:
-    """What TRL does."""
+@dataclass(frozen=True)
+class TRL:
+    """What this recipe has besides the flags of `python minirl.py --help`."""
 
     full: bool = False
     """train all weights, without an adapter; saved every --keep-every steps, and at the end"""
@@ -50,64 +57,79 @@ class TRLSettings:
     trl: str = "{}"
     """further settings of TRL's GRPOConfig, as JSON, such as '{"loss_type": "cispo"}'"""
 
-    prefix = "trl-"  # of a run that was given no name
+
+def parse(argv: list[str] | None = None) -> tuple[TRL, Flags]:
+    """The recipe's flags and those of minirl.py; of a run that is resumed, what they were before.
+
+    FSDP and DeepSpeed have no whole adapter to hand over, so the engine gets merged weights.
+    """
+    argv, about = sys.argv[1:] if argv is None else argv, dict(
+        prog="trl_ada.py", description="Reinforce-Ada sampling in TRL, with minirl.py's flags too")
+    own, others = tyro.cli(TRL, args=argv, return_unknown_args=True, **about)
+    flags = minirl_flags.parse(["--sync", "merge", *others])
+    with in_one_sentence("trl_ada.py"):
+        if flags.resume:
+            before = settings(Path("runs", flags.name))
+            if own == TRL():
+                own = own_before(flags)
+            require_same(own, flags, before)
+        else:
+            check(own, flags)
+    return own, flags
 
 
-@dataclass
-class Flags(settings.ModelSettings, settings.ProblemSettings, settings.SamplingSettings,
-            settings.OptimizerSettings, settings.RunSettings, settings.HeldOutSettings,
-            settings.EngineSettings, TRLSettings):
-    """Groups of minirl.py's flags, as they are, and TRL's."""
-
-    sync: Literal["merge"] = "merge"  # FSDP and DeepSpeed have no whole adapter to hand over
-
-
-@dataclass
-class Config(settings.Config, TRLSettings):
-    """All settings. Those of minirl.py's that are no flag here have their defaults."""
-
-    sync: Literal["merge"] = "merge"
-    replay: Literal["none"] = "none"
-    resumable = settings.RESUMABLE - {"lr", "keep_every"}  # TRL takes them from the checkpoint
-    less_memory = "lower --engine-memory, or start anew with a lower --micro-rows or --max-tokens"
-
-    def validate(self) -> None:
-        """Raises ValueError, one sentence, for what cannot work."""
-        super().validate()
-        settings.refuse(what_trl_cannot(self))
+def check(own: TRL, flags: Flags) -> None:
+    """Raises ValueError, one sentence, for what TRL cannot do, whatever the model is."""
+    check_numbers(own)
+    require_effect(given_in(flags, vars(Flags())), [
+        (UNREAD, False, "in TRL, which has settings of its own in --trl"),
+        ("lora_rank lora_alpha", not own.full, "with full")])
+    if flags.sync != "merge":
+        raise ValueError("sync must be merge")
+    if flags.n < 2 or flags.rule.allocates or flags.rule.refills:
+        raise ValueError("TRL takes n samples of each prompt, at least 2, and "
+                         f"{flags.sampler} with n = {flags.n} does not: use uniform, ada-pos or "
+                         "ada-balance, or minirl.py")
+    if build_for_cpu() and needs_gpu(flags):
+        raise ValueError("float16, FSDP and DEEPSPEED need a GPU: on a CPU Accelerate leaves the "
+                         "last two out without a word")
 
 
-def parse(argv: list[str] | None = None) -> Config:
-    return settings.parse(argv, Config, Flags, ("trl_ada.py", "Reinforce-Ada sampling in TRL"))
+def needs_gpu(flags: Flags) -> bool:
+    return flags.dtype == "float16" or SHARDED != "nothing"
 
 
-def what_trl_cannot(c: Config) -> list[tuple[bool, str]]:
-    """[(is it so?, a sentence)]: TRL takes n samples of each prompt, and equal shares."""
+def own_before(flags: Flags) -> TRL:
+    file = Path("runs", flags.name, "trl.json")
+    return TRL(**folders.read_json(file)) if file.exists() else TRL()
+
+
+def require_same(own: TRL, flags: Flags, before: dict) -> None:
+    """Raises ValueError if --resume changes what TRL takes from the checkpoint."""
+    now = dict(lr=flags.lr, keep_every=flags.keep_every)
+    if own != own_before(flags) or before and now != {name: before[name] for name in now}:
+        raise ValueError("lr, keep_every, full, micro_rows and trl are those of the start: resume "
+                         "the run without them")
+
+
+def require_shares(own: TRL, c: Settings) -> None:
+    """Raises SystemExit if the processes would have unequal shares of a step."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
-    return [
-        (bool(c.rule.allocates or c.rule.refills),
-         f"{c.sampler} needs more samples of some prompts, or other prompts, and TRL takes n of "
-         "each: use uniform, ada-pos or ada-balance, or minirl.py"),
-        (c.n < 2, "TRL wants at least 2 samples of a prompt: raise n"),
-        (bool(c.batch_prompts % WORLD or rows % c.mini_batches
-              or c.micro_rows and mini % c.micro_rows),
-         f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
-         f"processes, mini_batches = {c.mini_batches} and micro_rows = {c.micro_rows}"),
-        (c.full and c.lora_rank != Config.lora_rank, "lora_rank has no effect with full"),
-        (build_for_cpu() and c.dtype == "float16", "float16 needs a GPU"),
-        (build_for_cpu() and SHARDED != "nothing",
-         f"{SHARDED} needs a GPU: on a CPU Accelerate leaves it out without a word"),
-    ]
+    if (c.batch_prompts % WORLD or rows % c.mini_batches
+            or own.micro_rows and mini % own.micro_rows):
+        raise SystemExit(
+            f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
+            f"processes, mini_batches = {c.mini_batches} and micro_rows = {own.micro_rows}")
 
 
-def trl_settings(c: Config):
+def trl_settings(own: TRL, c: Settings):
     """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change."""
     from trl import GRPOConfig
 
     mini = c.batch_prompts * c.n // WORLD // c.mini_batches
-    micro, on_cpu = c.micro_rows or mini, build_for_cpu()
-    save_every = c.keep_every or c.steps if c.full else 1  # an adapter is small
+    micro, on_cpu = own.micro_rows or mini, build_for_cpu()
+    save_every = c.keep_every or c.steps if own.full else 1  # an adapter is small
     decided = dict(
         output_dir=f"runs/{c.name}/checkpoints", max_steps=c.steps * c.mini_batches, seed=c.seed,
         learning_rate=c.lr, warmup_steps=c.warmup_steps, weight_decay=0.0,
@@ -115,7 +137,7 @@ def trl_settings(c: Config):
         gradient_accumulation_steps=mini // micro, scale_rewards="none",
         steps_per_generation=mini // micro * c.mini_batches, max_completion_length=c.max_tokens,
         temperature=c.temperature, use_vllm=True, use_cpu=on_cpu, bf16=c.dtype == "bfloat16",
-        fp16=c.dtype == "float16", model_init_kwargs=dict(dtype="float32" if c.full else c.dtype),
+        fp16=c.dtype == "float16", model_init_kwargs=dict(dtype="float32" if own.full else c.dtype),
         logging_steps=1, save_strategy="steps", save_steps=save_every * c.mini_batches,
         report_to=c.report_to, ddp_find_unused_parameters=False,
         num_iterations=1)  # else --steps would count something else
@@ -129,7 +151,7 @@ def trl_settings(c: Config):
         gradient_checkpointing=not on_cpu, optim="adamw_torch",
         lr_scheduler_type="constant_with_warmup")
     try:
-        return GRPOConfig(**decided, **left_to_user | json.loads(c.trl))
+        return GRPOConfig(**decided, **left_to_user | json.loads(own.trl))
     except (ValueError, TypeError) as error:
         raise SystemExit("--trl must be a JSON object of settings of TRL's GRPOConfig that no flag "
                          f"decides, such as '{{\"loss_type\": \"cispo\"}}' ({error}).") from None
@@ -137,7 +159,7 @@ def trl_settings(c: Config):
 
 if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    CONFIG = parse()
+    OWN, FLAGS = parse()
 
 from recipes.trl_engine import PromptProbe, SeededEngine, trained_weights  # before TRL
 
@@ -146,7 +168,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoConfig, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -154,7 +176,10 @@ from parts.data import HELD_OUT, is_own
 from parts.metrics import summarize
 from parts.policy import ATTENTION
 from parts.routing_replay import is_supported
-from parts.run import before_the_engine, find_model, last_words, load_data, python, start_engine
+from parts.models import load_tokenizer
+from parts.prompts import stop_ids
+from parts.run import before_the_engine, last_words, load_data, python, start_engine
+from parts.settle import settle_here
 from rewards import open_grader
 
 
@@ -167,7 +192,7 @@ class AdaTrainer(GRPOTrainer):
 
     probe = None
 
-    def __init__(self, config: Config, engine, problems: list, grader, **rest):
+    def __init__(self, config: Settings, engine, problems: list, grader, **rest):
         self.config, self.engine, self.problems, self.grader = config, engine, problems, grader
         data = Dataset.from_list([dict(prompt=problem.prompt, place=place)
                                   for place, problem in enumerate(problems)])
@@ -236,8 +261,8 @@ class Keeper(TrainerCallback):
     a crash cuts short has no such name. The newest two stay, and every --keep-every-th.
     """
 
-    def __init__(self, config: Config):
-        self.config, self.folder = config, Path("runs", config.name)
+    def __init__(self, own: TRL, config: Settings):
+        self.own, self.config, self.folder = own, config, Path("runs", config.name)
 
     def on_log(self, args, state, control, logs, **_) -> None:
         if FIRST and "loss" in logs:
@@ -251,19 +276,19 @@ class Keeper(TrainerCallback):
             named = folders.rename(written, written.with_name(f"step-{step:06d}"))
             folders.drop_older(self.folder, every)
             if step == self.config.steps or every and not step % every:
-                print(f"saved; evaluate it with {evaluation(self.config, named)}")
+                print(f"saved; evaluate it with {evaluation(self.own, self.config, named)}")
 
     def step(self, state) -> int:
         """Batches that were sampled so far: TRL counts optimizer steps."""
         return -(-state.global_step // self.config.mini_batches)
 
 
-def evaluation(c: Config, checkpoint: Path) -> str:
+def evaluation(own: TRL, c: Settings, checkpoint: Path) -> str:
     """The command that evaluates a checkpoint on the problems that were held out.
 
     It finds the other settings in the run's config.json.
     """
-    flags = {"model" if c.full else "adapter": checkpoint, "data": c.eval_data,
+    flags = {"model" if own.full else "adapter": checkpoint, "data": c.eval_data,
              "limit": c.eval_questions, "k": c.eval_k, "reward": c.reward,
              "columns": c.columns if c.eval_data == HELD_OUT or is_own(c.eval_data) else ""}
     if c.reward:  # also a threshold of 0
@@ -272,26 +297,31 @@ def evaluation(c: Config, checkpoint: Path) -> str:
     return shlex.join([python(), "eval.py", *words])
 
 
-def before_training(c: Config, grader) -> SimpleNamespace:
-    """Model files, problems and newest checkpoint. The first process takes the folder.
+def before_training(own: TRL, flags: Flags, grader) -> SimpleNamespace:
+    """Settings, model files, problems and newest checkpoint. The first process takes the folder.
 
     Raises SystemExit, one sentence, for what cannot work, before the engine is started.
     """
     if FIRST:
-        found = before_the_engine(c, grader)
-        last = folders.step_of(found.newest) if found.newest else 0
-        folders.keep_rows(found.folder / "metrics.jsonl",
+        start = before_the_engine(flags, grader)
+        folders.write_safely(start.folder / "trl.json", json.dumps(asdict(own)))
+        last = folders.step_of(start.newest) if start.newest else 0
+        folders.keep_rows(start.folder / "metrics.jsonl",
                           lambda row: folders.has_step(row) and row["step"] <= last)
     else:
-        path, tokenizer, stops = find_model(c)
-        found = SimpleNamespace(path=path, tokenizer=tokenizer, stops=stops, newest=None,
-                                train=load_data(c, tokenizer, grader)[0])
-    [found.newest] = broadcast_object_list([found.newest])  # the first's, for which all wait
-    require_resumable(found.newest, c.steps)
-    if len(found.train) < c.batch_prompts:
-        raise SystemExit(f"{len(found.train)} problems are less than one batch of "
-                         f"{c.batch_prompts}: lower --batch-prompts.")
-    return found
+        config, model = settle_here(flags)
+        tokenizer = load_tokenizer(model.path)
+        start = SimpleNamespace(
+            config=config, model=model, tokenizer=tokenizer, newest=None,
+            stops=stop_ids(model.path, tokenizer, config.template, config.stop),
+            train=load_data(config, tokenizer, grader)[0])
+    [start.newest] = broadcast_object_list([start.newest])  # the first's, for which all wait
+    require_resumable(start.newest, start.config.steps)
+    require_shares(own, start.config)
+    if len(start.train) < start.config.batch_prompts:
+        raise SystemExit(f"{len(start.train)} problems are less than one batch of "
+                         f"{start.config.batch_prompts}: lower --batch-prompts.")
+    return start
 
 
 def require_resumable(newest: Path | None, steps: int) -> None:
@@ -307,33 +337,34 @@ def require_resumable(newest: Path | None, steps: int) -> None:
 
 
 # ------------------------------------------------------------------------------ the program
-def make_trainer(c: Config, grader) -> AdaTrainer:
-    args, found = trl_settings(c), before_training(c, grader)
-    engine = start_engine(c, found.path, found.stops)
-    architecture = AutoConfig.from_pretrained(found.path, trust_remote_code=False)
+def make_trainer(own: TRL, flags: Flags, grader) -> AdaTrainer:
+    start = before_training(own, flags, grader)
+    c, path = start.config, start.model.path
+    args, engine = trl_settings(own, c), start_engine(c, start.model, start.stops)
+    mixture = is_supported(start.model.config)
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules=ATTENTION if is_supported(architecture) else "all-linear")
+                      target_modules=ATTENTION if mixture else "all-linear")
     torch.manual_seed(c.seed)  # the adapter's start, in all processes alike
     trainer = AdaTrainer(
-        c, engine, found.train, grader, model=found.path, args=args, callbacks=[Keeper(c)],
-        processing_class=found.tokenizer, peft_config=None if c.full else lora)
-    trainer.eos_token_ids = found.stops  # TRL knows fewer, and counts answers that are cut off
-    if c.full:  # the weights are saved with these
-        trainer.model.generation_config.eos_token_id = found.stops
-        trainer.model.config.eos_token_id = found.stops
-    trainer.newest = found.newest and str(found.newest)
-    trainer.found = found  # so that its lock on the folder lives as long
+        c, engine, start.train, grader, model=path, args=args, callbacks=[Keeper(own, c)],
+        processing_class=start.tokenizer, peft_config=None if own.full else lora)
+    trainer.eos_token_ids = start.stops  # TRL knows fewer, and counts answers that are cut off
+    if own.full:  # the weights are saved with these
+        trainer.model.generation_config.eos_token_id = start.stops
+        trainer.model.config.eos_token_id = start.stops
+    trainer.newest = start.newest and str(start.newest)
+    trainer.start = start  # so that its lock on the folder lives as long
     return trainer
 
 
-def main(config: Config) -> None:
+def main(own: TRL, flags: Flags) -> None:
     if not FIRST:
         sys.stdout = open(os.devnull, "w")
-    with open_grader(config.reward, config.threshold) as grader:
-        trainer = make_trainer(config, grader)
+    with open_grader(flags.reward, flags.threshold) as grader:
+        trainer = make_trainer(own, flags, grader)
         trainer.train(resume_from_checkpoint=trainer.newest)
 
 
 if __name__ == "__main__":
-    with last_words(CONFIG):
-        main(CONFIG)
+    with last_words(FLAGS):
+        main(OWN, FLAGS)

@@ -164,7 +164,9 @@ def gradients_of(policy, groups, **changes) -> tuple[list[dict], dict]:
         policy.zero_grad()
         return 0.0
 
-    config = minirl.Config(**dict(max_tokens=20, micro_tokens=4096) | changes)
+    from world import settled
+
+    config = settled(**dict(max_tokens=20, micro_tokens=4096) | changes)
     optimizer = SimpleNamespace(param_groups=[{"lr": 0}])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minirl, "optimizer_step", record)

@@ -165,7 +165,7 @@ def accepted(draw, rule) -> SamplerConfig:
     """Any settings that `check_sampler` accepts; of those that have no effect the defaults."""
     own = dict(M=st.integers(2, 12), weighting=st.just("none")) if rule == "ada-est" else {}
     cfg = config(rule, **{name: draw(values) for name, values in (SETTINGS | own).items()
-                          if name not in unread(rule)})
+                          if name not in unread(config(rule))})
     try:
         check_sampler(cfg)
     except ValueError:
@@ -396,7 +396,7 @@ def test_every_setting_changes_something_or_is_refused(rule):
     usual = three_visits(config(rule))
     for setting, value in CHANGED.items():
         cfg = config(rule, **{setting: value})
-        if setting in unread(rule):
+        if setting in unread(config(rule)):
             with pytest.raises(ValueError, match=f"^{setting} has no effect with sampler {rule}: "):
                 check_sampler(cfg)
         elif (rule, setting) != ("ada-est", "weighting"):  # which the test above refuses

@@ -11,10 +11,11 @@ import torch
 
 from minirl import train_step
 from models_small import trained_weights
-from parts.config import Config, parse_flags, resolve
-from world import SMALL, ready
+from parts.config import Flags, check, parse_flags
+from world import SMALL, ready, settled
 
-HINTS = get_type_hints(Config)
+HINTS = {name: get_args(hint)[0] if type(None) in get_args(hint) else hint
+         for name, hint in get_type_hints(Flags).items()}  # of `int | None` the int
 
 
 def check_that_it_trains(**settings) -> None:
@@ -32,9 +33,9 @@ def check_that_it_trains(**settings) -> None:
 def refusal(**settings) -> str | None:
     """The sentence with which these settings are refused; None if a run would start."""
     try:
-        config = Config(**SMALL | settings)
-        config.validate()
-        resolve(config).validate()
+        settings = SMALL | dict(name="mine") | settings
+        check(Flags(**settings), vars(Flags()))
+        settled(**settings)
     except (ValueError, SystemExit) as end:
         sentence = str(end)
         assert type(end) in (ValueError, SystemExit) and 10 < len(sentence) < 300, repr(end)
@@ -48,7 +49,7 @@ ODD = {  # as they are typed; what is of another type tyro refuses
     int: ("0", "-1", "1000000000", "1" + 30 * "0", "1.5", "", "many"),
     float: ("0", "-1", "1e300", "inf", "nan", "1e-300", "", "much"),
     str: ("", "x" * 100_000),
-    Literal: ("", "None", "x" * 100_000),
+    Literal: ("", "auto", "x" * 100_000),
 }
 # Texts whose sense only the disk or the model can tell: test_refusals.py, test_data.py,
 # test_prompts.py and test_own_reward.py try them.
@@ -61,12 +62,12 @@ def kind_of(name: str):
     return Literal if get_origin(HINTS[name]) is Literal else HINTS[name]
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Config) if kind_of(f.name) is not bool])
+@pytest.mark.parametrize("name", [f.name for f in fields(Flags) if kind_of(f.name) is not bool])
 def test_an_odd_value_is_refused_or_trains(name, capsys):
     refused, flag = 0, "--" + name.replace("_", "-")
     for value in ODD[kind_of(name)]:
         try:
-            given = getattr(parse_flags(Config, [flag, value], "minirl.py", ""), name)
+            given = getattr(parse_flags(Flags, [flag, value], "minirl.py", ""), name)
         except SystemExit as end:
             assert end.code == 2 and flag in capsys.readouterr().err
             refused += 1
@@ -82,7 +83,7 @@ def test_an_odd_value_is_refused_or_trains(name, capsys):
 
 # ------------------------------------------------------------------------------ combinations
 def choices(*names: str) -> dict[str, list]:
-    return {name: [value for value in get_args(HINTS[name]) if value != "auto"] for name in names}
+    return {name: [value for value in get_args(HINTS[name])] for name in names}
 
 
 def cannot_work(c: dict) -> bool:

@@ -1,15 +1,19 @@
 """Settings: their ranges, their defaults, names that become folders."""
 import math
 import re
-from dataclasses import fields
-from typing import get_type_hints
+from dataclasses import FrozenInstanceError, fields
+from typing import get_args, get_type_hints
 
 import pytest
 
+import eval as evaluation  # the module has the name of a builtin
 from helpers import ROOT
 from parts import config as config_module
-from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, check_numbers, name_of,
-                          parse)
+from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Flags, Settings, check, check_numbers,
+                          name_of)
+from parts.machine import GB, Machine
+from parts.models import SMOLLM
+from world import CPU, settled
 
 
 @pytest.mark.parametrize("settings", [
@@ -25,23 +29,42 @@ from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Config, EvalConfig, check_
     dict(n=8, M=8),
 ])
 def test_what_is_near_to_it_is_not(settings):
-    Config(**settings).validate()
+    check(Flags(**settings), vars(Flags()))
+    settled(**settings)
 
 
-@pytest.mark.parametrize("cls", [Config, EvalConfig])
+@pytest.mark.parametrize("cls", [Flags, evaluation.Flags])
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
-    numbers = [f for f in fields(cls) if type(f.default) in USUAL]
-    assert {f.name for f in numbers} - {"log_groups"} == {
-        name for name, hint in get_type_hints(cls).items() if hint in (int, float)}
-    for f in numbers:
-        least, most = LIMITS.get(f.name, USUAL[type(f.default)])
-        zero = [0] * (least < 0 or f.default == 0 or f.name in MAY_BE_ZERO)
-        for value in (f.default, least, most, *zero):
-            check_numbers(cls(**{f.name: value}))
-        odd = [least - abs(least) / 2, -most - 1, 2 * most, math.nan, math.inf, -math.inf]
-        for value in odd if zero else [0, *odd]:
-            with pytest.raises(ValueError, match=f"^{f.name} must be (0, or )?from .* to .*, not "):
-                check_numbers(cls(**{f.name: value}))
+    for name, hint in get_type_hints(cls).items():
+        for kind in {int, float} & {hint, *get_args(hint)}:
+            least, most = map(kind, LIMITS.get(name, USUAL[kind]))
+            zero = [kind(0)] * (least < 0 or name in MAY_BE_ZERO)
+            for value in (least, most, *zero):
+                check_numbers(cls(**{name: value}))
+            odd = [least - abs(least) / 2 if kind is float else least - 1 - abs(least), -most - 1,
+                   2 * most, *[math.nan, math.inf, -math.inf] * (kind is float)]
+            for value in odd if zero else [kind(0), *odd]:
+                with pytest.raises(ValueError, match=f"^{name} must be (0, or )?from .* to .*, n"):
+                    check_numbers(cls(**{name: value}))
+    check_numbers(cls())
+
+
+def test_settings_have_no_gap_and_nothing_changes_them():
+    for flags in ({}, dict(model=SMOLLM), dict(model="Qwen2.5-Math-1.5B"), dict(objective="grpo")):
+        config = settled(**flags)
+        assert None not in vars(config).values() and "auto" not in (config.dtype, config.sync)
+    assert [f.name for f in fields(Settings)] == [f.name for f in fields(Flags)]
+    with pytest.raises(FrozenInstanceError):
+        config.lr = 1.0
+
+
+@pytest.mark.parametrize("flags, words", [
+    (dict(mini_batches=25), "mini_batches = 25 is more than the 24 prompts"),
+    (dict(model=SMOLLM, n=6), "a round of 4 is below n = 6"),  # as M follows from the model
+    (dict(model="Qwen2.5-0.5B", batch_prompts=3, mini_batches=4), "more than the 3 prompts")])
+def test_what_only_the_model_can_tell_is_refused_too(flags, words):
+    with pytest.raises(ValueError, match=words):
+        settled(**flags)
 
 
 # ------------------------------------------------------------------------------ defaults
@@ -49,16 +72,50 @@ def test_the_defaults_are_those_that_the_page_explains():
     page = (ROOT / "docs" / "defaults.md").read_text()
     stated = {row: [float(number) for number in re.findall(r"\d[\d.e-]*", default)]
               for row, default in re.findall(r"^\| (.+?) \| (.+?) \|", page, re.M)}
-    tiny, c, small = (parse(["--model", model])
-                      for model in ("tiny", "Qwen2.5-Math-1.5B", "SmolLM2-135M-Instruct"))
+    tiny, c, small = (settled(model=model) for model in ("tiny", "Qwen2.5-Math-1.5B", SMOLLM))
     found = {
         "`--lora-rank`": [c.lora_rank], "`--lora-alpha`": [c.lora_alpha], "`--n`": [c.n],
         "`--lr`, real models": [c.lr], "`--lr`, built-in models": [tiny.lr],
-        "`--lr`, models below 500 M parameters": [small.lr],
-        "schedule": [c.warmup_steps, 500, small.warmup_steps],
+        "`--lr`, small models": [small.lr],
+        "schedule": [c.warmup_steps, small.warmup_steps],
         "`--max-grad-norm`": [c.max_grad_norm],
         "`--M`, `--N`, ε, the cap of 5": [c.M, c.N, c.eps_low, c.eps_high, c.weight_cap]}
     assert {row: stated[row] for row in found} == found
+
+
+H100 = Machine(card="H100", memory=80 * GB, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("model, machine, small", [
+    (SMOLLM, CPU, True), (SMOLLM, H100, True), ("Qwen2.5-0.5B", CPU, True),
+    ("Qwen2.5-0.5B", H100, False), ("Qwen2.5-Math-1.5B", CPU, False), ("tiny", CPU, False)])
+def test_a_small_model_gets_small_defaults_and_one_of_half_a_billion_on_a_cpu(
+        model, machine, small):
+    names = ("batch_prompts", "M", "lr", "steps", "eval_k", "data", "template")
+    config = settled(machine, model=model)
+    found = tuple(getattr(config, name) for name in names)
+    assert (found == (16, 4, 3e-4, 20, 4, "builtin-words", "three-examples")) == small
+    assert (config.max_tokens == 40) == small
+
+
+def test_flags_go_before_what_a_small_model_has(tmp_path):
+    own = settled(model=SMOLLM, lr=1e-4, max_tokens=64)
+    assert (own.lr, own.steps, own.max_tokens, own.M, own.n) == (1e-4, 20, 64, 4, 4)
+    assert settled(model=SMOLLM, data="builtin-words") == settled(model=SMOLLM)
+    assert settled(model=SMOLLM, sampler="gvm").M == 8
+    elsewhere = settled(model=SMOLLM, data="mine.jsonl")
+    assert (elsewhere.eval_data, elsewhere.max_tokens) == ("held-out", 160)
+
+
+def test_a_reward_of_ones_own_gets_the_bare_problem():
+    for model in ("tiny", SMOLLM, "Qwen2.5-Math-1.5B"):
+        assert settled(model=model, reward="mine.py:score").template == "chat"
+
+
+@pytest.mark.parametrize("mini_batches, replay", [(1, "none"), (2, "r2"), (4, "r3"), (8, "r3")])
+def test_what_a_mixture_of_experts_replays(mini_batches, replay):
+    assert settled(model="tiny-moe", mini_batches=mini_batches).replay == replay
+    assert settled(mini_batches=mini_batches).replay == "none"
 
 
 @pytest.mark.parametrize("settings, name", [
@@ -67,8 +124,7 @@ def test_the_defaults_are_those_that_the_page_explains():
     (dict(model="/models/mine/"), "mine-ada-balance-seed0"),
     (dict(name="mine"), "mine"), (dict(name="ü" * 127), "ü" * 127)])
 def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
-    config = Config(**settings)
-    assert name_of(config) == name_of(Config(name=name)) == name
+    assert name_of(Flags(**settings)) == name_of(Flags(name=name)) == name
 
 
 @pytest.mark.parametrize("settings", [dict(model=".hidden"), dict(model="/"), *(
@@ -77,7 +133,7 @@ def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
         "a\x00", "x" * 256, "ü" * 128))])
 def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(settings):
     with pytest.raises(ValueError, match="must be a plain folder name") as refused:
-        name_of(Config(**settings))
+        name_of(Flags(**settings))
     assert str(refused.value).isprintable()
 
 
@@ -88,6 +144,6 @@ def test_a_built_in_model_gets_one_thread_unless_the_user_says_more(
     found = {} if given is None else dict(OMP_NUM_THREADS=given)
     monkeypatch.setattr(config_module.os, "environ", found)
     monkeypatch.setattr(config_module.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(config_module, "parse", lambda: Config(model=model))
+    monkeypatch.setattr(config_module, "parse", lambda: Flags(model=model))
     assert config_module.parse_before_torch().model == model
     assert found.get("OMP_NUM_THREADS") == threads

@@ -18,7 +18,7 @@ from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from course import bugs, figures, laws
 from helpers import ROOT
 from minirl import objective
-from parts.config import Config
+from world import settled
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -222,7 +222,7 @@ def test_the_first_order_approximation_and_what_it_drops():
         (gap,) = torch.autograd.grad(dropped, theta, retain_graph=True)
         errors.append((dropped.abs().item(), gap.norm().item()))
         (wanted,) = torch.autograd.grad(tok, theta, retain_graph=True)
-        config = Config(clip=False, weight_cap=0)
+        config = settled(clip=False, weight_cap=0)
         term = sum(q * objective(a, b, b, r.expand(3), config)[0].sum()
                    for q, a, b, r in zip(chance, lp, mu, R))
         (found,) = torch.autograd.grad(term, theta)

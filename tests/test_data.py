@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parts import data
-from parts.config import Config, resolve
 from parts.data import Problem, drop_overlap, load_problems
 
 
@@ -407,11 +406,10 @@ def test_ones_own_data_is_held_out_of_itself():
     for own in ("mine.jsonl", "someone/chemistry",
                 "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
         assert data.default_eval_data(own) == data.HELD_OUT
-    skills = data.default_data("tiny-skills")
+    skills = data.default_data("tiny-skills", small=False)
     assert data.default_eval_data(skills) == skills == "builtin-skills"
     for model in ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-4B"):
-        assert data.default_eval_data(data.default_data(model)) == "math500"
-        assert data.default_template(model) == "reinforce-ada"
-        assert data.default_template(model, reward="mine.py:score") == "chat"
-    small = Config(model="SmolLM2-135M-Instruct", reward="mine.py:score")
-    assert resolve(small).template == "chat"
+        assert data.default_eval_data(data.default_data(model, small=False)) == "math500"
+        assert data.default_template(model, small=False) == "reinforce-ada"
+        assert data.default_template(model, small=False, reward="mine.py:score") == "chat"
+    assert data.default_template("SmolLM2-135M-Instruct", True, reward="mine.py:score") == "chat"

@@ -21,7 +21,9 @@ from parts import folder as folders
 from parts.data import Problem, fingerprint, load_train_and_held_out
 from parts.folder import digest_of
 from parts.models import tiny_folder
-from world import Engine, Grader, small_run
+from parts.provenance import base_of
+from parts.text import verdict
+from world import CPU, Engine, Grader, known_model, small_run
 
 
 def question(name: str, answer="1", source="a", level=""):
@@ -107,15 +109,15 @@ def test_two_evaluations_are_compared_question_by_question(weights):
         compare(now, 4, before[1:], weights)
 
 
-@pytest.mark.parametrize("low, high, verdict", [
+@pytest.mark.parametrize("low, high, said", [
     (-0.01, 0.02, "no clear difference"), (0, 0.02, "no clear difference"),
     (0.01, 0.02, "better"), (-0.02, -0.01, "worse")])
-def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high, verdict):
+def test_only_an_interval_without_zero_is_called_a_difference(capsys, low, high, said):
     change = dict(avg=(low + high) / 2, ci_low=low, ci_high=high, better=3, worse=2)
     evaluation.show_comparison({"a": change}, "other", ".1%")
-    assert f"[{100 * low:+.1f}, {100 * high:+.1f}], {verdict}; 3 " in capsys.readouterr().out
+    assert f"[{100 * low:+.1f}, {100 * high:+.1f}], {said}; 3 " in capsys.readouterr().out
     evaluation.show_comparison({"a": change}, "other", ".3g")  # a reward of one's own
-    assert f"[{low:+.3g}, {high:+.3g}], {verdict}" in capsys.readouterr().out
+    assert f"[{low:+.3g}, {high:+.3g}], {said}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("values, unit, number", [
@@ -143,7 +145,7 @@ FEW = "little can be concluded from 29 problems"
     (-0.1, 0.2, 60, 1, "contains 0. But 1 of these 60 problems were trained on, so this says ")])
 def test_what_a_difference_means_is_said_in_a_sentence(low, high, questions, trained, words):
     change = dict(ci_low=low, ci_high=high, questions=questions)
-    said = folders.verdict(change, "tiny", trained)
+    said = verdict(change, "tiny", trained)
     assert words in said and said.endswith(".") and ("trained on" in said) == bool(trained)
 
 
@@ -392,19 +394,18 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed
 def test_limits_and_folder_follow_the_model(adapter, data):
     """A small base model may write as much as in its training: else adapters had it easier."""
     for model, asked, wanted in (
-            ("tiny", "auto", (64, 256, "builtin")),
-            ("Qwen2.5-Math-1.5B", "auto", (3000, 1024, "math500")),
-            ("SmolLM2-135M-Instruct", "auto", (40, 256, "builtin-words")),
-            ("SmolLM2-135M-Instruct", str(data), (160, 640, str(data)))):
-        found = evaluation.parse_eval(["--model", model, "--data", asked])
+            ("tiny", (), (64, 256, "builtin")),
+            ("Qwen2.5-Math-1.5B", (), (3000, 1024, "math500")),
+            ("SmolLM2-135M-Instruct", (), (40, 256, "builtin-words")),
+            ("SmolLM2-135M-Instruct", ("--data", str(data)), (160, 640, str(data)))):
+        found = settled("--model", model, *asked)
         assert (found.max_tokens, found.max_prompt_tokens, found.data) == wanted
-    folders = [evaluation.parse_eval(argv).out for argv in ([], ["--adapter", str(adapter[0])])]
+    folders = [settled(*argv).out for argv in ((), ("--adapter", str(adapter[0])))]
     assert folders[1] != folders[0] == "runs/eval-tiny-builtin-k32"
-    assert evaluation.parse_eval(["--temperature", "0", "--k", "1"]).temperature == 0
-    own = ["--model", "Qwen2.5-Math-1.5B", "--reward", f"{ROOT}/examples/people.py:score"]
-    assert evaluation.parse_eval(own).template == "chat"
-    long = evaluation.parse_eval(["--data", ",".join(["gsm8k"] * 600)])
-    assert len(Path(long.out).name) < 200
+    assert evaluation.parse(["--temperature", "0", "--k", "1"]).temperature == 0
+    own = settled("--model", "Qwen2.5-Math-1.5B", "--reward", f"{ROOT}/examples/people.py:score")
+    assert own.template == "chat"
+    assert len(Path(settled("--data", ",".join(["gsm8k"] * 600)).out).name) < 200
 
 
 def test_the_protocol_knows_the_weights_of_sets_and_adapter(adapter, data, tmp_path):
@@ -413,7 +414,7 @@ def test_the_protocol_knows_the_weights_of_sets_and_adapter(adapter, data, tmp_p
     folders.append(few, *lines(data)[:3], dict(problem=f"{long}1=?", answer="51"),
                    dict(problem=f"{long}2=?", answer="52"))
     both = flags(MODEL, f"{data},{few}", tmp_path / "out", adapter=adapter[0], sync="adapter")
-    problems, protocol = evaluation.problems_and_protocol(evaluation.parse_eval(both))
+    problems, protocol = evaluation.problems_and_protocol(evaluation.parse(both))
     assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == Counter(
         problem.source for problem in problems)
     assert (protocol["sync"], protocol["context"]) == ("adapter", 24 + 40)
@@ -443,8 +444,13 @@ def own_run(folder, **settings):
     return str(run / "checkpoints" / "step-000001"), str(file)
 
 
+def settled(*argv) -> evaluation.Flags:
+    flags = evaluation.parse([*argv])
+    return evaluation.settle(flags, CPU, known_model(base_of(flags.model)))
+
+
 def asked(*arguments) -> list:
-    (problems,) = evaluation.load_asked(evaluation.parse_eval([*arguments]))
+    (problems,) = evaluation.load_asked(settled(*arguments))
     return problems
 
 
@@ -455,7 +461,7 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(
     trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
     for flags in ((), ("--data", "held-out")):
         problems, protocol = evaluation.problems_and_protocol(
-            evaluation.parse_eval(["--adapter", place, *flags]))
+            evaluation.parse(["--adapter", place, *flags]))
         assert [(p.problem, p.source) for p in problems] == [
             (p.problem, "held-out") for p in held_out]
         assert protocol["weights"] == {"held-out": len(held_out)}
@@ -463,7 +469,7 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(
     capsys.readouterr()
     for flags in (("--data", file, "--columns", "frage,loesung"),
                   ("--data", "builtin", "--limit", "5")):
-        config = evaluation.parse_eval(["--adapter", place, *flags])
+        config = evaluation.parse(["--adapter", place, *flags])
         known = evaluation.problems_and_protocol(config)[1]["trained"]
         assert known == (0 if "--limit" in flags else len(trained))
     said = [line for line in capsys.readouterr().out.splitlines() if "was trained on" in line]
@@ -474,7 +480,7 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(
     known = folders.read_json(file)
     known["trained"].append(fingerprint(held_out[0])[:16])
     file.write_text(json.dumps(known))
-    config = evaluation.parse_eval(["--adapter", place])
+    config = evaluation.parse(["--adapter", place])
     assert evaluation.problems_and_protocol(config)[1]["trained"] == 1
     real = evaluation.load_asked
     monkeypatch.setattr(evaluation, "load_asked",
@@ -488,7 +494,7 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     judge = tmp_path / "mine.py"
     judge.write_text("def score(problem, completion): return problem['n']")
     place, file = own_run(tmp_path, reward=f"{judge}:score", threshold=0.25, columns="frage")
-    config, elsewhere, plain = (evaluation.parse_eval(["--adapter", *argv]) for argv in (
+    config, elsewhere, plain = (settled("--adapter", *argv) for argv in (
         (place, "--max-tokens", "9"), (place, "--data", "builtin"), (str(adapter[0]),)))
     assert (config.model, config.max_tokens, config.temperature) == ("tiny", 9, 0.9)
     assert config.max_prompt_tokens == 99
@@ -498,14 +504,14 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert (elsewhere.max_tokens, elsewhere.temperature, elsewhere.columns) == (33, 0.9, "")
     assert (elsewhere.reward, elsewhere.threshold) == ("", 0.7)
     for data, judged_by in ((file, config.reward), (f"{file},builtin", "")):
-        assert evaluation.parse_eval(["--adapter", place, "--data", data]).reward == judged_by
-    other = evaluation.parse_eval(["--adapter", place, "--reward", ""])
+        assert evaluation.parse(["--adapter", place, "--data", data]).reward == judged_by
+    other = evaluation.parse(["--adapter", place, "--reward", ""])
     assert (other.reward, other.threshold, other.columns) == ("", 0.7, "frage")
     # a checkpoint of no run
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
     known = Path(place).parent.parent / "config.json"  # as if it had had --eval-data
     known.write_text(known.read_text().replace(': "held-out"', ': "gsm8k,some.csv"'))
-    named = evaluation.parse_eval(["--adapter", place])
+    named = evaluation.parse(["--adapter", place])
     assert (named.data, named.columns, named.reward) == ("gsm8k,some.csv", "frage", "")
 
 
@@ -517,7 +523,7 @@ def test_an_adapter_is_asked_the_runs_own_problems_as_often_as_in_the_run(tmp_pa
     assert len(held_out) == 9
     for flags, wanted in ((), (9, 2)), (("--data", "builtin"), (0, 32)), (
             ("--limit", "0", "--k", "5"), (0, 5)):
-        config = evaluation.parse_eval(["--adapter", place, *flags])
+        config = evaluation.parse(["--adapter", place, *flags])
         assert (config.limit, config.k) == wanted
 
 
@@ -580,7 +586,7 @@ def test_an_adapter_is_not_evaluated_with_a_template_that_was_changed_since(tmp_
     place, _ = own_run(tmp_path, template=str(template), data="builtin")
 
     def put():
-        config = evaluation.parse_eval(["--adapter", place, "--limit", "2"])
+        config = evaluation.parse(["--adapter", place, "--limit", "2"])
         return evaluation.adapted_policy(evaluation.problems_and_protocol(config)[1])
 
     assert put()[1] == 16  # its rank

@@ -16,18 +16,18 @@ from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
 from parts import config as config_module
 from parts import policy as policy_module
-from parts import run as running
-from parts.config import Config, name_of, parse, parse_eval, resolve
+from parts.config import Flags, name_of, parse
 from parts.models import fetch_model, load_tokenizer
 from parts.policy import load_adapter, merged_model
 from parts.provenance import as_model, base_of, note_start, read_config
+from parts.settle import settle_here
 from recipes import export
-from world import small_run, stand_in
+from world import settle_flags, settled, small_run, stand_in
 
 
 def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float32", **flags):
     """A run's folder as training leaves it, with an adapter that changes a lot."""
-    config = resolve(Config(model=model, name=run.name, dtype=dtype, **flags))
+    config = settled(model=model, name=run.name, dtype=dtype, **flags)
     trained = policy(fetch_model(model), dtype, size, rank=config.lora_rank)
     run.mkdir(parents=True)
     note_start(run, asdict(config), 0, {})
@@ -181,11 +181,11 @@ def test_a_run_from_a_run_takes_its_settings_where_no_flag_says_otherwise(
     assert config.model == f"runs/first/merged/step-{step:06d}"
     assert {key: getattr(config, key) for key in TAKEN} == TAKEN
     assert config.name == f"{name}-ada-balance-seed0"
-    assert (config.steps, config.micro_tokens) == (100, 4096)  # a built-in model's, as before
+    assert (config.steps, config.micro_tokens) == (None, None)  # these follow from the model
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "runs/first" in line]
     assert all(f"{key} = {value}" in line for key, value in TAKEN.items())
     other = parse(["--model", source + place, "--lr", "0.1", "--data", "builtin", "--name", "x"])
-    assert (other.lr, other.data, other.eval_data, other.columns) == (0.1, "builtin", "builtin", "")
+    assert (other.lr, other.data, other.eval_data, other.columns) == (0.1, "builtin", None, "")
     assert (other.max_tokens, other.name) == (33, "x")
     line = capsys.readouterr().out
     assert "max_tokens = 33" in line and not re.search("lr =|data =|columns =", line)
@@ -203,25 +203,22 @@ def test_a_run_from_a_built_in_models_run_gets_one_thread_too(source, monkeypatc
 
 
 def test_an_evaluation_of_a_run_as_a_model_is_as_of_its_adapter(source):
-    found, adapter = (parse_eval([flag, source, "--k", "2"]) for flag in ("--model", "--adapter"))
+    found, adapter = (evaluation.parse([flag, source, "--k", "2"])
+                      for flag in ("--model", "--adapter"))
     assert found.model == "runs/first/merged/step-000006" and not found.adapter
     free = {"model", "adapter", "out"}
     assert {key: value for key, value in asdict(found).items() if key not in free} == {
         key: value for key, value in asdict(adapter).items() if key not in free}
-    assert Path(found.out).name == "eval-first-step-000006-held-out-k2"
+    assert evaluation.name_of(found, "held-out") == "eval-first-step-000006-held-out-k2"
 
 
 def test_a_small_models_run_goes_on_as_a_small_model_does(source, capsys):
     note_start(Path(source), read_config(Path(source))["config"] | dict(
         model="SmolLM2-135M-Instruct", max_tokens=77), 6, {})
-    config = parse(["--model", source])
+    config = settle_flags(parse(["--model", source]))
     assert (config.M, config.steps, config.max_tokens) == (4, 20, 77)
     assert capsys.readouterr().out.count("max_tokens = ") == 1
-    assert parse_eval(["--model", source]).max_tokens == 77
-    assert "is small" not in capsys.readouterr().out  # nothing is left of its defaults
-    parse(["--model", "SmolLM2-135M-Instruct", "--steps", "2"])
-    said = capsys.readouterr().out
-    assert "max_tokens = 40" in said and "steps = 20" not in said  # what is given is not listed
+    assert evaluation.parse(["--model", source]).max_tokens == 77
 
 
 def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source):
@@ -287,7 +284,7 @@ def test_a_run_from_a_run_trains_and_is_resumed_although_the_first_has_gone_on(
     Path("moved").rename(stored["model"])
     second = parse(["--model", f"runs/{name}", "--name", "second"])
     assert base_of(second.model) == "tiny" and second.lr == stored["lr"]
-    assert load_tokenizer(running.find_model(second)[0])("12")["input_ids"] == load_tokenizer(
+    assert load_tokenizer(merged_model(second.model))("12")["input_ids"] == load_tokenizer(
         fetch_model("tiny"))("12")["input_ids"]
 
 
@@ -295,18 +292,19 @@ def test_a_run_without_a_checkpoint_and_a_model_that_reads_less(source, monkeypa
     """One sentence each; the lengths are those with which an exported model was trained."""
     export.export(source, Path("my-model"))
     assert "evaluate it with: python eval.py --model my-model --data " in capsys.readouterr().out
-    real = ["--model", "my-model", "--data", "mine.jsonl", "--columns", "frage,n"]
-    lengths = "my-model reads 1024 tokens, .* 1024 . 3000: add --max-prompt-tokens {} --max-tokens "
-    with pytest.raises(SystemExit, match=lengths.format(99) + "33"):
-        running.find_model(parse(real))
-    with pytest.raises(SystemExit, match=lengths.format(99) + "33"):
-        evaluation.problems_and_protocol(parse_eval(real))
+    real = ["--model", "my-model", "--data", "mine.jsonl", "--columns", "frage,n",
+            "--max-tokens", "3000"]
+    lengths = "my-model reads 1024 tokens, .* 640 . 3000: add --max-prompt-tokens {} --max-tokens "
+    for begin_with in (lambda: settle_here(parse(real)),
+                       lambda: evaluation.problems_and_protocol(evaluation.parse(real))):
+        with pytest.raises(SystemExit, match=lengths.format(99) + "33"):
+            begin_with()
     shutil.copytree(fetch_model("tiny"), "plain")
     with pytest.raises(SystemExit, match="plain reads 1024 .* --max-prompt-tokens 256 --max-tok"):
-        running.find_model(parse(["--model", "plain", "--data", "builtin"]))
+        settle_here(parse(["--model", "plain", "--data", "builtin", "--max-tokens", "900"]))
     shutil.rmtree(f"{source}/checkpoints")
-    for read in (parse, parse_eval):
+    for read in (parse, evaluation.parse):
         with pytest.raises(SystemExit):
             read(["--model", source])
         assert "runs/first has no checkpoint" in capsys.readouterr().err
-    assert name_of(Config(model="runs/gone")) == "gone-ada-balance-seed0"  # no run
+    assert name_of(Flags(model="runs/gone")) == "gone-ada-balance-seed0"  # no run

@@ -20,9 +20,9 @@ import world
 from parts import folder as folders
 from parts import machine
 from parts import run as running
-from parts.config import Config, resolve
 from helpers import HANG, ROOT, SMALL, run_program, start
 from rewards import Grader
+from world import settled
 
 
 # ------------------------------------------------------------------- any phase, in the small world
@@ -169,8 +169,8 @@ def holdings():
 @pytest.mark.engine
 def test_steps_and_new_shapes_leave_nothing_behind(place):
     """Adapters are swapped into the engine. `MEMORY_STEPS=300` for the long version."""
-    config = resolve(Config(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
-                            eval_questions=4, steps=1000, N=2))
+    config = settled(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
+                            eval_questions=4, steps=1000, N=2)
     steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
     with contextlib.chdir(place), Grader(1) as grader:
         run = running.prepare(config, grader)

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from helpers import files_of_at_most, lines
 from parts import folder as folders
 from parts import provenance
-from parts.config import RESUMABLE, Config, parse, resolve
+from parts.config import RESUMABLE, Config, Flags, parse
 from parts.policy import waiting_for
 from parts.run import make_optimizer, settings_of
 from models_small import one_layer
+from world import settle_flags, settled
 
 
 ABC = dict(data="2 questions, abc")
@@ -32,7 +33,7 @@ ABC = dict(data="2 questions, abc")
 
 def test_what_may_change_cannot_change_what_the_logs_mean():
     """The settings that are free on resume, by name: a new one has to be put here on purpose."""
-    assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
+    assert set(asdict(Flags())) - set(settings_of(Flags())) == {"resume"}
     assert RESUMABLE == {
         "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory",
         "sleep", "engine_sequences", "micro_tokens", "log_groups", "report_to",
@@ -46,17 +47,17 @@ def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start
         tmp_path, monkeypatch, flags):
     """Also where a flag, or a model's name, stands for several settings; and without a name."""
     monkeypatch.chdir(tmp_path)
-    first = parse(flags.split())
+    first = settle_flags(parse(flags.split()))
     named = ["--resume", "--name", "mine"] if "mine" in flags else [*flags.split(), "--resume"]
     run = Path("runs", first.name)
     with folders.claim(run, resume=False):
         provenance.note_start(run, settings_of(first), after_step=0, inputs=ABC)
     (run / "checkpoints/step-000001").mkdir(parents=True)
-    assert parse([*flags.split(), "--resume"]) == replace(first, resume=True)
-    again = parse([*named, "--lr", "0.5"])
+    assert settle_flags(parse([*flags.split(), "--resume"])) == replace(first, resume=True)
+    again = settle_flags(parse([*named, "--lr", "0.5"]))
     assert again == replace(first, resume=True, lr=0.5)
     provenance.note_start(run, settings_of(again), after_step=20, inputs=ABC)
-    assert parse(named) == again
+    assert settle_flags(parse(named)) == again
 
 
 def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, monkeypatch):
@@ -64,7 +65,7 @@ def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, 
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    provenance.note_start(run, settings_of(resolve(Config(name="mine", batch_prompts=7))), 0, ABC)
+    provenance.note_start(run, settings_of(settled(name="mine", batch_prompts=7)), 0, ABC)
     for name in folders.LOGS:  # killed between the log of its first step and the checkpoint
         (run / name).write_text('{"step": 1}\n')
     again = parse(["--name", "mine", "--resume", "--max-tokens", "32"])
@@ -187,7 +188,7 @@ def test_a_disk_that_cannot_flush_a_folder_is_used(tmp_path, monkeypatch, of_fol
 # ------------------------------------------------------------------------------ checkpoints
 @pytest.fixture(scope="module")
 def learning():
-    return taught(Config(lr=0.1), 1)
+    return taught(settled(lr=0.1), 1)
 
 
 def save(folder, steps, learning, keep_every=0):
@@ -268,7 +269,7 @@ def learn(policy, optimizer, schedule) -> None:
 
 
 def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
-    config = Config(lr=0.1, warmup_steps=4)
+    config = settled(lr=0.1, warmup_steps=4)
     one, other = taught(config, 2), taught(config, 0)
     for (policy, *_), scale in ((one, 8.0), (other, 2.0)):  # as float16 has one
         policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=scale)
@@ -281,7 +282,7 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
         assert one[1].param_groups[0]["lr"] == other[1].param_groups[0]["lr"]
     for a, b in zip(one[0].parameters(), other[0].parameters()):
         assert torch.equal(a, b)
-    slower = taught(Config(lr=0.01, warmup_steps=4), 0)  # the rate is that of the new start
+    slower = taught(settled(lr=0.01, warmup_steps=4), 0)  # the rate is that of the new start
     folders.restore(saved, *slower)
     assert slower[1].param_groups[0]["initial_lr"] == 0.01
     for rate in (0.01 * 3 / 4, 0.01):  # two of four steps of the warm-up are done

@@ -105,11 +105,11 @@ def summary(config) -> dict:
 def decide(folder: str, major: int, minor: int, gib: int, dtype: str = "") -> None:
     """Prints what vLLM makes of our options on a card, as a line of JSON."""
     stand_in(major, minor, gib)
-    dtype = dtype or machine.default_dtype()
+    dtype = dtype or machine.this_machine().dtype
     try:
         engine.Engine(folder, max_model_len=4024, dtype=dtype, lora_rank=16,
                       architecture=Qwen2Config.from_pretrained(folder),
-                      sync_mode=machine.default_sync(dtype))
+                      sync_mode="merge" if dtype == "float32" else "adapter")
     except Configured as made:
         print(json.dumps(summary(made.args[0])), flush=True)
 

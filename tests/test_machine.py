@@ -1,5 +1,5 @@
-"""What a GPU needs and what follows from the card (torch's answers are stand-ins); whether a run
-fits: against what a pass really keeps, and what is free; how many threads a busy machine leaves.
+"""What a GPU needs and what follows from the card (torch's answers are stand-ins), what memory is
+free, and how many threads a busy machine leaves.
 """
 import functools
 import re
@@ -9,14 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 
-from models_small import policy
 from parts import machine
-from parts.config import Config, parse, parse_eval, resolve
+from parts.config import Flags, check
 from parts.engine import configure_vllm
-from parts.logprobs import Sequence, token_logprobs
-from parts.models import empty_model, tiny_folder
+from world import CPU, settled
 
 GB = machine.GB
 CARDS = {"H100": (9, 0, 80), "T4": (7, 5, 15), "V100": (7, 0, 32)}
@@ -66,30 +63,34 @@ def test_what_is_missing_is_named_in_one_sentence(harm, sentence, gpu):
 def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings, share):
     gpu.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     give(gpu, card)
-    found = resolve(Config(model="Qwen2.5-Math-1.5B" if card else "tiny", **flags))
-    assert settings == (found.dtype, found.sync, found.micro_tokens)
-    assert found.rollout_dtype == found.dtype
-    said = machine.in_one_line(found)
-    assert re.search(f"{found.dtype}, {found.sync} sync, {found.micro_tokens:,} tokens", said)
+    here = machine.this_machine()
+    config = settled(here, model="Qwen2.5-Math-1.5B" if card else "tiny", **flags)
+    assert settings == (config.dtype, config.sync, config.micro_tokens)
+    assert config.rollout_dtype == config.dtype
+    said = machine.in_one_line(config, here)
+    assert re.search(f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens", said)
     assert said.startswith(card or "CPU") and re.search(share, said) and "\n" not in said
 
 
-SHARE = "are about a GPU's memory.*VLLM_CPU_KVCACHE_SPACE"
+def test_what_a_cpu_cannot_do_is_refused_there_only(gpu):
+    given = [dict(sleep=True), dict(engine_memory=0.3)]
+    for flags in given:
+        check(Flags(**flags), vars(Flags()))  # with a GPU it is all right
+    give(gpu, None)
+    for flags in given:
+        with pytest.raises(ValueError, match="has no effect without a GPU"):
+            check(Flags(**flags), vars(Flags()))
 
 
-@pytest.mark.parametrize("read, flags, space, sentence", [
-    (parse, ["--sleep"], "1", SHARE), (parse_eval, ["--engine-memory", "0.3"], "1", SHARE),
-    *((parse_eval, [], space, f"at least 1, not '{space}'") for space in ("0", "1.5", ""))])
-def test_what_a_cpu_cannot_do_is_refused_there_only(read, flags, space, sentence, gpu, capsys):
+@pytest.mark.parametrize("space", ["0", "1.5", ""])
+def test_the_engines_cache_is_a_whole_number_of_gib(gpu, space):
     gpu.setenv("VLLM_CPU_KVCACHE_SPACE", space)
-    read(flags)  # with a GPU it is all right
+    machine.this_machine()  # with a GPU it is not read
     configure_vllm(on_cpu=True)
     assert machine.os.environ["VLLM_CPU_KVCACHE_SPACE"] == space  # what a user sets is kept
     give(gpu, None)
-    with pytest.raises(SystemExit):
-        read(flags)
-    error = capsys.readouterr().err
-    assert re.search(sentence, error) and error.count("\n") == 1
+    with pytest.raises(ValueError, match=f"at least 1, not '{space}'"):
+        machine.this_machine()
 
 
 @pytest.mark.parametrize("words, short", [
@@ -101,72 +102,7 @@ def test_what_says_that_memory_is_short(words, short):
     assert machine.out_of_memory(torch.AcceleratorError(words)) == short
 
 
-# ------------------------------------------------------------------------------ will it fit?
-SMOLLM = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-              num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True)
-
-
-@pytest.fixture
-def fit(monkeypatch):
-    """fit(free, **settings): the tokens of a pass of SmolLM2 where so many GiB are free."""
-    def tokens(free: float, dtype="float32", cache="1", **changes):
-        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", cache)
-        monkeypatch.setattr(machine, "free_bytes", lambda: free * GB)
-        settings = Config(**dict(dtype=dtype, rollout_dtype=dtype, max_prompt_tokens=256,
-                                 max_tokens=40) | changes)
-        machine.fit_in_memory(settings, empty_model(transformers.LlamaConfig(**SMOLLM)))
-        return settings.micro_tokens
-
-    return tokens
-
-
-@pytest.mark.parametrize("free, settings, least, most", [
-    (64, {}, 896, 896), (7, {}, 896, 896), (5.5, {}, 620, 680),
-    (5.5, dict(dtype="bfloat16"), 896, 896), (5.5, dict(lora_rank=64), 460, 520),
-    (6.61, dict(cache="2"), 620, 680), (5.71, dict(engine_sequences=512), 620, 680),
-    (5.22, dict(rollout_dtype="bfloat16"), 620, 680),
-    (16, dict(micro_tokens=3000), 3000, 3000)])
-def test_tokens_per_pass_come_from_what_is_free(fit, free, settings, least, most):
-    assert least <= fit(free, **settings) <= most
-
-
-@pytest.mark.parametrize("free, settings, sentence", [
-    (4.6, {}, "with a pass over 296 tokens, and 4.1 GiB are free for it, enough for 2"),
-    (4, {}, "enough for 0 tokens: .*or take a smaller --model"),
-    (16, dict(micro_tokens=16384), "enough for 5,.*lower --micro-tokens"),
-    (16, dict(micro_tokens=100, max_tokens=16100), "a pass over 16,356 tokens")])  # one row fits
-def test_what_does_not_fit_is_refused(fit, free, settings, sentence):
-    with pytest.raises(SystemExit, match=sentence):
-        fit(free, **settings)
-
-
-def kept_by_a_pass(trained, rows) -> int:
-    """Bytes that autograd keeps for the backward pass, besides the model's own weights."""
-    own = {p.untyped_storage().data_ptr() for p in [*trained.parameters(), *trained.buffers()]}
-    seen = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            seen[storage.data_ptr()] = storage  # held, so that no address comes twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        token_logprobs(trained, rows)
-    return sum(storage.nbytes() for storage in seen.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-skills"])
-def test_a_pass_keeps_what_the_weights_foretell(name):
-    trained = policy(tiny_folder(name), rank=16)
-    rows = [Sequence([7] * 128, 1) for _ in range(4)]
-    model = empty_model(trained.get_base_model().config)
-    _, foreseen = machine.bytes_needed(
-        Config(dtype="float32", rollout_dtype="float32"), model)
-    assert 0.4 < kept_by_a_pass(trained, rows) / (4 * 128) / foreseen < 0.75  # memory has gaps
-
-
+# ------------------------------------------------------------------------------ free memory
 @pytest.mark.parametrize("line, group, limit, used, files", [
     ("0::/box/inner", "/sys/fs/cgroup/box", "memory.max", "memory.current", "inactive_file 100"),
     ("4:memory:/box/inner", "/sys/fs/cgroup/memory/box", "memory.limit_in_bytes",
@@ -213,7 +149,7 @@ def test_threads_follow_the_load_unless_the_user_sets_them(monkeypatch, given, w
         machine.threads().look()
     assert chosen == wanted
     settings = SimpleNamespace(dtype="float32", sync="merge", micro_tokens=896)
-    assert machine.in_one_line(settings).endswith(said)
+    assert machine.in_one_line(settings, CPU).endswith(said)
 
 
 def test_what_the_graders_compute_is_this_programs_own_also_after_their_end():

@@ -12,11 +12,11 @@ from ada_sampler import RULES, Group, Sample, set_advantages
 from explore import OF_TOKENS
 from minirl import Row, objective, train_step
 from models import make
-from parts.config import OBJECTIVES, Config
+from parts.config import OBJECTIVES
 from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
                            why_broken)
 from parts.policy import START_SCALE
-from world import Words, ready, silent
+from world import Words, ready, settled, silent
 
 
 def group(rewards_of_rounds, **changes):
@@ -248,7 +248,7 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
     pool = [Sample(i, 0, rollout, reward, status) for i, reward in enumerate(rewards)]
     problem = SimpleNamespace(answer="12\x1b[2J", problem="?")
     groups = [Group(0, problem, pool, outcome="resolved")]
-    run = SimpleNamespace(config=Config(max_tokens=64, **settings),
+    run = SimpleNamespace(config=settled(max_tokens=64, **settings),
                           policy=SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu")),
                           schedule=SimpleNamespace(last_epoch=learnt))
     row = summarize(groups) | dict(step=step, skipped_steps=skipped, loss=0.0, weight_ess=ess)

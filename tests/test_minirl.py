@@ -1,18 +1,19 @@
 """One step of training, the loop around it, float16; with an engine that draws random tokens."""
 import contextlib
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import minirl
-from minirl import Config, Row
+from minirl import Row
 from models_small import policy, second, trained_weights
 from parts import run as running
 from parts.routing_replay import note_routes
 from parts.run import make_optimizer
-from world import by_text, ready, silent
+from world import by_text, ready, settled, silent
 
 
 # ------------------------------------------------------------------------------ one step
@@ -127,7 +128,7 @@ def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(monkeypatch):
 def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
     run, seen = ready(steps=2), []
     run.steps = lambda: range(1, 3)
-    run.config.reward, run.config.threshold = "mine.py:score", 0.25
+    run.config = replace(run.config, reward="mine.py:score", threshold=0.25)
     instead = dict(open_grader=lambda *asked: seen.append(asked) or contextlib.nullcontext(),
                    prepare=lambda *_: run)
     for name in ("try_largest_batch", "record", "evaluate_if_due", "show", "finish"):
@@ -143,7 +144,7 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
 
 
 # ------------------------------------------------------------------------------ float16
-REAL = Config(max_tokens=3000, micro_tokens=4096)
+REAL = settled(max_tokens=3000, micro_tokens=4096)
 
 
 def rows():
@@ -182,7 +183,7 @@ def one_step(policy, optimizer, schedule):
 def test_an_overflow_skips_one_step_lowers_the_scale_and_changes_nothing_else():
     """Clipping and the optimizer then get the gradient without its scale."""
     trained = policy(dtype="float16")
-    optimizer, schedule = make_optimizer(trained, Config(lr=1e-3))
+    optimizer, schedule = make_optimizer(trained, settled(lr=1e-3))
     trained.loss_scale._init_scale = 2.0**40
     before = trained_weights(trained)
     loss, norm = one_step(trained, optimizer, schedule)

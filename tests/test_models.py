@@ -18,19 +18,20 @@ from helpers import ROOT
 from models import smollm
 from models_small import model_folder
 from parts import models
-from parts.config import SMALL, Config, parse
 from parts.models import load_model
-from parts.run import find_model
 
 TINY = ROOT / "models" / "tiny"
 
 
 def load(name):
     """As a run does: its files, then the trainer's model."""
-    path, *_ = find_model(Config(model=name, max_tokens=8, max_prompt_tokens=8, dtype="float32",
-                                rollout_dtype="float32"))
-    models.require_weights(path)
-    return load_model(path, "float32")
+    model = models.find_model(name, name)
+    models.check_family(model.config)
+    assert model.empty.num_parameters()
+    models.require_context(model, 8, 8)
+    models.load_tokenizer(model.path)
+    models.require_weights(model.path)
+    return load_model(model.path, "float32")
 
 
 def change(folder, **settings):
@@ -46,30 +47,6 @@ def change(folder, **settings):
     (str(ROOT), str(ROOT)), ("tiny", "tiny"), ("~", os.path.expanduser("~"))])
 def test_a_name_is_made_whole(name, found):
     assert models.resolve_model(name) == found
-
-
-@pytest.mark.parametrize("name, small", [
-    ("SmolLM2-135M-Instruct", True), ("org/gemma-3-270m-it", True), ("/models/pythia-70m/", True),
-    ("Qwen2.5-0.5B", False), ("Qwen2.5-Math-1.5B", False), ("SmolLM2-1.7B", False),
-    ("model-1.135M", False), ("opt-500M", False), ("tiny", False),
-    ("/below-200M/Qwen2.5-7B", False)])
-def test_a_small_model_is_known_by_its_name(name, small):
-    assert models.is_small(name) == small
-
-
-def test_a_small_model_needs_no_flags_and_flags_go_first(tmp_path):
-    config = parse(["--model", models.SMOLLM])
-    assert {name: getattr(config, name) for name in SMALL} == SMALL
-    assert (config.data, config.eval_data) == ("builtin-words", "builtin-words")
-    assert config.template == "three-examples" and config.n == config.N == 4
-    assert parse(["--model", models.SMOLLM, "--data", "builtin-words"]) == config  # by its name
-    assert parse(["--model", models.SMOLLM, "--sampler", "gvm"]).M == Config.M > config.M
-    own = parse(["--model", models.SMOLLM, "--lr", "1e-4", "--max-tokens", "64"])
-    assert (own.lr, own.steps, own.max_tokens) == (1e-4, SMALL["steps"], 64)
-    file = tmp_path / "mine.jsonl"
-    file.write_text('{"problem": "1 + 1?", "answer": "2"}\n')
-    own = parse(["--model", models.SMOLLM, "--data", str(file)])
-    assert own.eval_data == "held-out" and own.max_tokens > SMALL["max_tokens"]
 
 
 # ----------------------------------------------------------------------------------------- folders
@@ -169,15 +146,18 @@ def test_a_model_is_had_from_the_hub_and_smollm_once_made_always_from_its_folder
 
     monkeypatch.setattr(models, "CACHE", tmp_path)
     monkeypatch.setattr(models, "ask_hub", lambda *what: asked.append(what))
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: ())
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: "")
     wanted, folder = [models.SMOLLM_ON_HUB, "a/b"], tmp_path / models.SMOLLM
-    assert [models.fetch_model(name, 9) for name in (models.SMOLLM, "a/b")] == wanted
+    assert [models.fetch_model(name) for name in (models.SMOLLM, "a/b")] == wanted
     assert asked == [(name, "model") for name in wanted]
     monkeypatch.setattr("huggingface_hub.hf_hub_download", absent)
     monkeypatch.setattr(smollm, "make", Path.mkdir)
     assert models.fetch_smollm() == str(folder) and folder.exists()
-    assert models.fetch_model(models.SMOLLM, 9) == str(folder) and len(asked) == 3
+    assert models.fetch_model(models.SMOLLM) == str(folder) and len(asked) == 3
+
+
+def test_a_config_that_names_no_longest_context_is_read():
+    models.require_context(models.Model("a", "a", SimpleNamespace()), 1000, 1000)
 
 
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):
@@ -204,7 +184,7 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
                                                           auto_map=dict(AutoConfig="evil.C"))))
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps(dict(auto_map=dict(AutoTokenizer=["evil.T", None]))))
-    for read in (lambda path: models.fetch_model(path, 9), models.load_tokenizer):
+    for read in (lambda path: models.find_model(path, path), models.load_tokenizer):
         with pytest.raises(SystemExit, match="Python code of its own, which is never run"):
             read(str(tmp_path))
     assert not (tmp_path / "owned").exists() and "[y/N]" not in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """MiniRL's objective (Eq. 7) against autograd, PPO's clipped loss, and itself cut up otherwise."""
 import math
 import random
+from dataclasses import replace
 from collections import Counter
 
 import pytest
@@ -14,6 +15,7 @@ from parts.config import OBJECTIVES
 from parts.logprobs import Sequence
 from parts.metrics import diagnostics
 from parts.run import make_optimizer
+from world import settled
 
 
 def close(one: dict, other: dict, tolerance=1e-9):
@@ -64,7 +66,7 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_gradient_is_mask_times_weight_times_advantage(settings):
     """Of tokens near and far; and GRPO's min is MiniRL's mask, CISPO masks nobody."""
-    config = Config(**settings)
+    config = settled(**settings)
     lp, old, mu, A = tokens(1000, seed=0, spread=0.8)
     term, mask, weight = objective(lp, old, mu, A, config)
     (gradient,) = torch.autograd.grad(term.sum(), lp)
@@ -81,9 +83,9 @@ def test_each_objective_brings_its_advantage_and_length_normalisation():
     papers = dict(minirl=("pool-mean", "constant"), grpo=("group-std", "response"),
                   cispo=("group-std", "batch"))
     for name in OBJECTIVES:
-        config = Config(objective=name)
+        config = settled(objective=name)
         assert (config.advantage, config.length_norm) == papers.get(name, OBJECTIVES[name])
-    own = Config(objective="grpo", advantage="pool-mean", length_norm="constant")
+    own = settled(objective="grpo", advantage="pool-mean", length_norm="constant")
     assert (own.advantage, own.length_norm) == ("pool-mean", "constant")
     with pytest.raises(ValueError, match="objective nope needs a branch in minirl.objective"):
         objective(*tokens(3, seed=0), Config(objective="nope"))
@@ -127,9 +129,9 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit(name):
     """Without the pass for pi_old, the gradient is exactly the one with it."""
     policy, groups = tiny_policy().float(), random_groups(6, seed=2)
     (short,), _ = gradients_of(policy, groups, objective=name)
-    config = Config(max_tokens=20, micro_tokens=4096, objective=name)
+    config = settled(max_tokens=20, micro_tokens=4096, objective=name)
     (rows,) = minirl.split_into_mini_batches(groups, config, random.Random(0))
-    config.mini_batches = 2  # `accumulate` takes pi_old from the rows
+    config = replace(config, mini_batches=2)  # `accumulate` takes pi_old from the rows
     minirl.add_old_logprobs(policy, rows, config)
     minirl.accumulate(policy, rows, config)
     long = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
@@ -138,7 +140,7 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit(name):
 
 def test_which_groups_share_a_mini_batch_is_drawn_and_none_is_split():
     """The batch comes in an order of its own, and no mini-batch must be all easy or all hard."""
-    config, groups = Config(mini_batches=4, max_tokens=20), uneven_groups(9, seed=9)
+    config, groups = settled(mini_batches=4, max_tokens=20), uneven_groups(9, seed=9)
 
     def dealt(seed):
         split = minirl.split_into_mini_batches(groups, config, random.Random(seed))
@@ -182,7 +184,7 @@ def test_diagnostics_report_only_what_the_objective_does():
             trained(old=one, mu=one, coefficient=-1.0, entropy=one, mask=[0.0, 0.0],
                     weight=[0.5, 1.25])]
     minirl_keys, grpo, cispo, unclipped = (
-        diagnostics(rows, Config(**flags)) for flags in
+        diagnostics(rows, settled(**flags)) for flags in
         (dict(), dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
     assert minirl_keys["clipped_negative"] == grpo["clipped_negative"] == 0.5
     assert minirl_keys["clipped_positive"] == minirl_keys["weight_over_2"] == 0.25
@@ -222,7 +224,7 @@ def test_cutting_a_batch_does_not_change_what_is_optimised(count, N, length_norm
 
 # ------------------------------------------------------------------ what a step does around it
 def learning(**changes):
-    config = Config(**dict(max_tokens=20, micro_tokens=4096, lr=0.01, warmup_steps=4) | changes)
+    config = settled(**dict(max_tokens=20, micro_tokens=4096, lr=0.01, warmup_steps=4) | changes)
     policy = tiny_policy()
     return policy, *make_optimizer(policy, config), config
 
@@ -283,6 +285,6 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch):
     assert metrics["tokens_trained"] == sum(
         len(s.rollout.token_ids) for group in groups for s, a in group.rows() if a)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (2, 0)
-    config.mini_batches = 3  # each that is not finite counts, and not only the last
+    config = replace(config, mini_batches=3)  # each that is not finite counts, not only the last
     metrics = update(policy, optimizer, schedule, groups, config)
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (1, 2)

@@ -3,19 +3,20 @@ The hook alone, and the agreement of routes: the checks of lab 6, which test_cou
 import itertools
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import minirl
 import models_small
+from dataclasses import replace
 from engines import gap, random_ids, rows_of, serve
 from helpers import lines, run_program
 from models_small import gradients_of, model_folder, random_groups
 from parts import run as running
 from parts.logprobs import Sequence, micro_batches, token_logprobs
-from parts.routing_replay import choose_replay, replaying
+from parts.routing_replay import replaying
+from world import settled
 
 VARIANTS = {  # family and changes to its config
     "qwen3_moe": ("qwen3_moe", {}), "olmoe": ("olmoe", {}), "mixtral": ("mixtral", {}),
@@ -135,14 +136,6 @@ def test_routes_that_cannot_be_right_are_refused(spoil):
         policy.routing.check(spoil(route), length)
 
 
-def test_what_is_replayed_by_default():
-    moe, dense = (SimpleNamespace(model_type=family) for family in ("olmoe", "qwen2"))
-    assert [choose_replay("auto", moe, N) for N in (1, 2, 4, 8)] == ["none", "r2", "r3", "r3"]
-    assert choose_replay("auto", dense, 8) == "none" and choose_replay("none", moe, 8) == "none"
-    with pytest.raises(SystemExit, match="mixtures of experts.*family is qwen2"):
-        choose_replay("r2", dense, 4)
-
-
 # --------------------------------------------------------------------------------------- the update
 def groups_for() -> list:
     """Random groups whose engine used other experts than the trainer would."""
@@ -181,7 +174,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
     monkeypatch.setattr(minirl, "objective", watched)
     monkeypatch.setattr(minirl, "micro_batches",  # one per mini-batch
                         lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))
-    config = minirl.Config(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
+    config = settled(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
                            warmup_steps=0)
     groups = groups_for()
     with torch.no_grad():
@@ -206,7 +199,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
         assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
-    config.mini_batches = 1  # where pi_old is not computed in a pass of its own
+    config = replace(config, mini_batches=1)  # where pi_old is not computed in a pass of its own
     again = running.make_optimizer(policy, config)
     assert "routes_agree_all" in models_small.update(policy, *again, groups_for(), config)
 

@@ -20,13 +20,13 @@ from models import make
 from parts import folder as folders
 from parts import provenance
 from parts import run as running
-from parts.config import Config, parse, parse_flags
+from parts.config import Flags, parse_flags
 from parts.data import Stream, count_trained, load_problems
 from parts.folder import append
 from parts.run import Estimator, Run
 from helpers import lines
 from test_folder import taught
-from world import Engine, small_run
+from world import Engine, known_model, settled, small_run
 
 
 def begun(folder, config):
@@ -39,7 +39,7 @@ def begun(folder, config):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    made = begun(tmp_path, Config(name="mine", steps=30, lr=0.1, sampler="ada-est"))
+    made = begun(tmp_path, settled(name="mine", steps=30, lr=0.1, sampler="ada-est"))
     made.drawn = []
     monkeypatch.setattr(running, "draw_run", made.drawn.append)
     monkeypatch.setattr(running, "watch", lambda *_: "")
@@ -62,7 +62,7 @@ def metrics_of(**changes):
 # ------------------------------------------------------------------------------ the logs
 @pytest.mark.parametrize("count, places", [(0, []), (2, [0, 1]), ("all", [0, 1, 2])])
 def test_so_many_prompts_of_a_step_are_recorded_and_not_more(run, count, places):
-    run.config.log_groups = count
+    run.config = replace(run.config, log_groups=count)
     running.log(dict(step=5), groups(3), run)
     found = rows(run, "groups.jsonl") if places else []
     assert [(row["step"], row["place"], row["prompt"], row["gold"]) for row in found] == [
@@ -73,7 +73,8 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     run.state |= dict(step=20, samples_total=500, tokens_total=9000, seconds_total=12.0)
     easy = dict(avg=0.5, ci_low=0.4, ci_high=0.6, k=8)
     run.held_out = [SimpleNamespace(id=id, level="", problem="Q", answer="7") for id in "ab"]
-    run.config.eval_k = 2  # with a reward of one's own, those above the threshold are correct
+    run.config = replace(run.config, eval_k=2)
+    # with a reward of one's own, those above the threshold are correct
     answers = [dict(status=word, text=word, data=data, reward=reward, why="it fell")
                for word, data, reward in zip("wrong correct correct raised".split(),
                                              ("easy", "easy", "hard", "hard"), (-1, 4, 2, 0))]
@@ -89,7 +90,7 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     assert "avg@2 on easy 50.0% [40.0%, 60.0%]" in lines[0] and "on hard 25.0%" in lines[1]
     assert lines[2] == "WARNING: 1 of these 4 answers got no verdict: raised, it fell"
     assert (run.accuracy, run.drawn) == (dict(easy=0.5, hard=0.25), [run.folder])
-    run.bar, run.config.reward = MagicMock(), "mine.py:score"
+    run.bar, run.config = MagicMock(), replace(run.config, reward="mine.py:score")
     running.show(dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3), run)
     assert run.bar.set_postfix_str.call_args.args == (
         "reward 0.10  held-out 0.50, 0.25  samples 9  no signal 30%",)
@@ -125,8 +126,8 @@ def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
     (0, 22.0, 1, 10, "")])
 def test_the_first_step_of_a_start_says_how_long_the_others_may_take(
         run, capsys, after, seconds, steps, every, words):
-    run.config.steps, run.config.eval_every, run.after_step = steps, every, after
-    run.state["step"] = after
+    run.config = replace(run.config, steps=steps, eval_every=every)
+    run.state["step"] = run.after_step = after
     for step in (after + 1, after + 2):
         running.record(step, [], metrics_of(seconds=seconds), run)
         said = capsys.readouterr().out
@@ -150,7 +151,7 @@ ENDS = {  # how it ends -> exit code, words
     "full disk": (lambda: raises(OSError(28, "No space left on device", "runs/mine/metrics.jsonl")),
                   1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
     "memory": (lambda: torch.empty(2**46, dtype=torch.uint8), 1,  # the allocator's own error
-               "Out of memory: lower --micro-tokens (now 900), --max-tokens or --engine-memory, "
+               "Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, "
                "or try --sleep; "),
     "no reader": (lambda: raises(BrokenPipeError(32, "Broken pipe")), 1, "Broken pipe; "),
     "error": (lambda: raises(RuntimeError("shapes differ")), 1, "RuntimeError; "),
@@ -176,7 +177,7 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     ends, code, words = ENDS[how]
     closed = []
     with pytest.raises(SystemExit) as ended, \
-            running.last_words(Config(name="mine", micro_tokens=900)), \
+            running.last_words(settled(name="mine")), \
             contextlib.ExitStack() as stack:
         stack.callback(closed.append, True)  # as the temporary folders' are
         ends()
@@ -191,14 +192,14 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     (io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "\\u6570\n"), (io.StringIO(), "\u6570\n")])
 def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out, said):
     monkeypatch.setattr(sys, "stdout", out)
-    with running.last_words(Config(name="mine")):
+    with running.last_words(settled(name="mine")):
         print("\u6570")
     assert out.seek(0) == 0 and out.read() == said
 
 
 def test_a_sentence_of_the_programs_own_stays(handlers):
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
-            running.last_words(Config(name="mine")):
+            running.last_words(settled(name="mine")):
         raise SystemExit("Engine and trainer disagree.")
 
 
@@ -243,7 +244,7 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(
     """Also an evaluation that is repeated after a kill."""
     monkeypatch.setitem(sys.modules, name, tracker)
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    run.config.report_to, run.state["step"] = name, 20
+    run.config, run.state["step"] = replace(run.config, report_to=name), 20
     monkeypatch.setattr(provenance, "datetime", MagicMock(**{
         "now.return_value.isoformat.side_effect": ["10:00", "11:00"]}))
     for step in range(2):  # again as a resumed run
@@ -267,6 +268,26 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(
     assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 22
     with pytest.raises(SystemExit, match=f"^{name} did not start .*install or mend it.*--report"):
         running.open_tracker(run.folder, run.config)
+
+
+@pytest.mark.slow
+def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
+    """Without a network: what it has kept is in its file, as JSON."""
+    pytest.importorskip("wandb", reason="wandb is not installed: make extras")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_RUN_ID", "back")
+    run.config = replace(run.config, report_to="wandb")
+    provenance.note_start(run.folder, {}, 0, {})
+    run.tracker = running.open_tracker(run.folder, run.config)
+    for prefix, step in (("train", 21), ("held_out", 20)):
+        running.track(run, prefix, step, dict(avg=step / 1024))
+    run.tracker.finish()
+    (kept,) = tmp_path.glob("wandb/offline*/*.wandb")
+    # Blocks of 32 KiB, each of which begins with a header of 7 bytes, may cut a number in two.
+    written, block = kept.read_bytes(), 2**15
+    records = b"".join(written[at + 7:at + block] for at in range(0, len(written), block))
+    assert all(str(step / 1024).encode() in records for step in (20, 21))
 
 
 # ------------------------------------------------------------------------------ resumed
@@ -318,7 +339,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
         assert [row["step"] for row in rows(run, name)] == list(range(1, 11))
     assert [*again.history] == [*run.history] == rows(run, "metrics.jsonl")[-3:]
     assert list(again.steps()) == list(range(11, 31))
-    again.config.steps = 10
+    again.config = replace(again.config, steps=10)
     running.resume(again, newest(run))
     said = capsys.readouterr().out
     assert "after step 10: all of --steps 10 are done" in said
@@ -330,7 +351,7 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
         run, monkeypatch, written, finished):
     """It follows the checkpoint of its step: whatever it has written of itself goes."""
     monkeypatch.setattr(running, "expand", dict(both="ab").get)  # one name for several sets
-    run.config.eval_data, run.config.eval_every = "both", 5
+    run.config = replace(run.config, eval_data="both", eval_every=5)
     for step in range(1, 11):
         running.record(step, [], metrics_of(), run)
     for step, parts in ((5, ["answers", "a", "b"]), (10, written)):
@@ -424,12 +445,12 @@ def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsy
 # ------------------------------------------------------------------------------ ended
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
     for step, more in ((30, 200), (150, 300)):
-        run.state["step"] = run.config.steps = step
+        run.state["step"], run.config = step, replace(run.config, steps=step)
         running.finish(run, bootstrap)
         *_, look, go_on = capsys.readouterr().out.splitlines()
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
-        again = parse_flags(Config, flags, "minirl.py", "")
+        again = parse_flags(Flags, flags, "minirl.py", "")
         assert (again.name, again.resume, again.steps) == ("mine", True, more)
     assert len(run.drawn) == 2
 
@@ -451,7 +472,7 @@ THEN = [0, 0.25, 0.5, 1] * 10
     (THEN[:20], [1] * 20, "looks better than before the training, but little can be concluded"),
     (THEN[:20], [0] * 20, "looks worse than before the training, but little can be concluded")])
 def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, then, now, words):
-    run.state["step"] = run.config.steps = 30
+    run.state["step"], run.config = 30, replace(run.config, steps=30)
     for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):
         answered(run, step, a=rewards)
     running.finish(run, bootstrap)
@@ -467,7 +488,7 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
 
 def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own(run, capsys):
     """A line that a power cut has taken leaves a problem out."""
-    run.state["step"], run.config.reward = 30, "mine.py:score"
+    run.state["step"], run.config = 30, replace(run.config, reward="mine.py:score")
     answered(run, 0, a=[-2.5, 4], b=[1] * 40)
     answered(run, 30, b=[0.5] * 40, a=[1])
     running.finish(run, bootstrap)
@@ -481,7 +502,7 @@ def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own
 
 @pytest.mark.parametrize("skipped", [True, False])
 def test_a_run_without_its_first_evaluation_says_why_it_compares_nothing(run, capsys, skipped):
-    run.state["step"], run.config.eval_first = 30, not skipped
+    run.state["step"], run.config = 30, replace(run.config, eval_first=not skipped)
     answered(run, 20, a=THEN)
     answered(run, 30, a=THEN)
     running.finish(run, bootstrap)
@@ -492,7 +513,7 @@ def test_a_run_without_its_first_evaluation_says_why_it_compares_nothing(run, ca
 def test_which_steps_are_followed_by_an_evaluation():
     for first, every, wanted in ((True, 3, [0, 3, 6, 7]), (True, 0, [0, 7]), (False, 3, [3, 6, 7]),
                                  (False, 0, [7])):
-        config = Config(steps=7, eval_every=every, eval_first=first)
+        config = settled(steps=7, eval_every=every, eval_first=first)
         assert [step for step in range(8) if running.is_evaluated(step, config)] == wanted
 
 
@@ -514,7 +535,7 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
         rows = [dict(frage=f"Of {name}, {gold}", gold=gold) for gold in ("7", "??", "?")]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
-    config = Config(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
+    config = settled(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
                     columns="frage,gold", template="chat", max_prompt_tokens=200,
                         train_anyway=True)
     train, held_out = running.load_data(config, make.build_tokenizer(), grader)
@@ -525,7 +546,7 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
     assert all(f"2 of 3 golds cannot be read by math-verify, such as '??', '?': {fate}" in said
                for fate in ("dropped", "only the same string is right"))
     assert "too few to tell" in said
-    config.reward = "mine.py:score"  # decides alone what is right
+    config = replace(config, reward="mine.py:score")  # decides alone what is right
     assert [*map(len, running.load_data(config, make.build_tokenizer(), grader))] == [3, 3]
 
 
@@ -535,16 +556,14 @@ def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, m
     that engine and probe are told is as the run's settings say."""
     started = {}
     monkeypatch.setattr(running, "Engine", lambda path, **options: started.update(options))
-    dense = SimpleNamespace(model_type="qwen2")
-    monkeypatch.setattr(running.AutoConfig, "from_pretrained", lambda path, **_: dense)
     own = dict(temperature=0.5, kv_cache_dtype="fp8", lora_rank=5, seed=9, sleep=True)
-    config = replace(parse([]), max_prompt_tokens=10, max_tokens=max_tokens, dtype="float32",
+    config = settled(max_prompt_tokens=10, max_tokens=max_tokens, dtype="float32",
                      rollout_dtype="bfloat16", sync="adapter", engine_memory=0.3,
                      engine_sequences=7, **own)
-    running.start_engine(config, "model", [0])
+    running.start_engine(config, known_model("tiny"), [0])
     assert started == own | dict(
         max_model_len=context, dtype="bfloat16", sync_mode="adapter", memory_share=0.3,
-        max_num_seqs=7, stop_token_ids=[0], routes=False, architecture=dense)
+        max_num_seqs=7, stop_token_ids=[0], routes=False, architecture=known_model("tiny").config)
     monkeypatch.setattr(running, "limits", lambda *asked: asked)
     monkeypatch.setattr(running, "Probe", lambda *given, **how: (given, how, torch.rand(1)))
     policy, held_out = SimpleNamespace(routing=None), [*range(99)]

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import minirl
 from helpers import ROOT, run_program
-from models_small import move, policy, random_groups
+from models_small import move, policy, random_groups, update
 from test_imports import imports
+from world import settled
 
 FILE = ROOT / "course/second_evening.py"
 MAX_TOKENS = 20  # of an answer in `random_groups`
@@ -40,9 +40,9 @@ class Recorder(torch.optim.SGD):
 def gradients_of_minirl(groups, mini_batches: int) -> list:
     """What minirl.py's update gives the optimizer, with the groups in their order."""
     model = policy()
-    config = minirl.Config(max_tokens=MAX_TOKENS, micro_tokens=64, mini_batches=mini_batches)
+    config = settled(max_tokens=MAX_TOKENS, micro_tokens=64, mini_batches=mini_batches)
     optimizer, schedule = Recorder(model), SimpleNamespace(step=lambda: None)
-    minirl.update(model, optimizer, schedule, groups, config, SimpleNamespace(shuffle=len))
+    update(model, optimizer, schedule, groups, config, SimpleNamespace(shuffle=len))
     return optimizer.gradients
 
 

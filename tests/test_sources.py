@@ -251,7 +251,7 @@ sources.ask_hub("a/sound")
 sources.ask_hub("a/model", "model")
 print(constants.HF_HUB_OFFLINE)
 for load in (lambda: data.load_problems("a/gone"), lambda: data.load_problems("a/busy"),
-             lambda: models.fetch_model("a/busy", 9)):
+             lambda: models.fetch_model("a/busy")):
     try:
         load()
     except SystemExit as end:

@@ -15,7 +15,7 @@ import store
 import study
 import transfer
 from helpers import ROOT
-from parts import config
+import eval as evaluation
 from parts.config import parse
 from parts.folder import append
 
@@ -103,7 +103,7 @@ def test_before_and_after_have_one_protocol(finished, data, own):
     before, after = transfer.commands(f"{finished}/", data, ["--k", "2"])
     judged = [f"--{name.replace('_', '-')}={value}" for name, value in (usual | own).items()]
     assert before[2:] == after[3:] == [f"--data={data}", *judged, "--k", "2"]
-    assert data != "builtin" or config.parse_eval(before).max_tokens == 7
+    assert data != "builtin" or evaluation.parse(before).max_tokens == 7
     assert before[1] == f"--out={finished}-before-{'mine' if own else 'builtin'}"
     assert after[2] == before[1].replace("--out", "--against")
     assert "--reward" not in " ".join(transfer.commands(str(finished), "math500", [])[0])

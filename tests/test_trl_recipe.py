@@ -2,7 +2,6 @@
 import json
 import os
 import random
-import re
 import shlex
 import socket
 import subprocess
@@ -19,12 +18,13 @@ pytest.importorskip("trl", "1.16.0")
 
 import minirl
 from helpers import HANG, ROOT, lines, run_program
-from parts.config import Config
+from parts.config import Settings, settings_of
 from parts.engine import Engine
 from parts.policy import load_policy
 from parts.provenance import note_start
 from rewards import open_grader
 from trl_step import one_step, pools_of
+from world import settled
 
 SHORT = ["--batch-prompts", "4", "--max-tokens", "24", "--warmup-steps", "1", "--eval-questions",
          "4", "--eval-k", "2"]
@@ -37,10 +37,11 @@ def recipe():
 
     started, own = [], trl_ada.start_engine
 
-    def shared(config, path, stops):
-        started.extend([] if started else [own(config, path, stops)])
+    def shared(config, model, stops):
+        started.extend([] if started else [own(config, model, stops)])
         started[0].sampling |= dict(temperature=config.temperature, stop_token_ids=stops)
-        files = load_file(Path(path, "model.safetensors"))  # --full has left others, and a head
+        # --full has left other weights, and a head
+        files = load_file(Path(model.path, "model.safetensors"))
         files["lm_head.weight"] = files["model.embed_tokens.weight"]
         weights = dict(weights_iterator=iter(files.items()))
         started[0].llm.collective_rpc("reload_weights", kwargs=weights)
@@ -62,7 +63,7 @@ def minirl_gradient(trainer, config=None, rows=None) -> dict:
     own = trainer.config
     policy = load_policy(trainer.model.name_or_path, dtype="float32", rank=own.lora_rank,
                          alpha=own.lora_alpha, seed=1, device="cpu")
-    theirs, full = dict(trainer.model.named_parameters()), own.full
+    theirs, full = dict(trainer.model.named_parameters()), not hasattr(trainer.model, "peft_config")
     for name, p in policy.named_parameters():
         if full:
             p.requires_grad = "lora_" not in name
@@ -146,7 +147,7 @@ def test_a_sample_has_a_seed_of_its_own():
     seeds, engine = [], SimpleNamespace(submit=lambda *_, seed: seeds.append(seed))
     for seed, step, name, place in "70a0", "80a0", "71a0", "70b0", "70a1", "70a0":
         problem = SimpleNamespace(id=name, prompt_ids=[1])
-        SeededEngine(engine, Config(seed=seed), step).submit((len(seeds), place), problem)
+        SeededEngine(engine, Settings(seed=seed), step).submit((len(seeds), place), problem)
     assert len({*seeds}) == 5 and seeds[0] == seeds[5]
 
 
@@ -155,9 +156,11 @@ def test_the_command_that_is_printed_keeps_a_threshold_of_0_and_columns_of_ones_
 
     own = dict(data="mine.jsonl", columns="q,a", reward="mine.py:score", threshold=0.0)
     for asked, named in (("math500", False), ("held-out", True), ("mine.jsonl", True)):
-        words = trl_ada.evaluation(trl_ada.Config(**own, eval_data=asked), Path("some")).split()
+        words = trl_ada.evaluation(
+            trl_ada.TRL(), Settings(**own, eval_data=asked), Path("some")).split()
         assert "--threshold=0.0" in words and ("--columns=q,a" in words) == named
-    assert "--threshold" not in trl_ada.evaluation(trl_ada.Config(), Path("some"))
+    assert "--threshold" not in trl_ada.evaluation(
+        trl_ada.TRL(), Settings(eval_data="builtin"), Path("some"))
 
 
 # ------------------------------------------------------------------------------ several processes
@@ -198,9 +201,8 @@ def test_two_processes_draw_and_learn_what_one_does(recipe, kind, flags):
 # ------------------------------------------------------------------------------ a training
 def train(recipe, *flags):
     """In this process alone."""
-    config = recipe.parse([*SHORT, *map(str, flags)])
     with open_grader("", 0.7) as grader:
-        trainer = recipe.make_trainer(config, grader)
+        trainer = recipe.make_trainer(*recipe.parse([*SHORT, *map(str, flags)]), grader)
         trainer.train(resume_from_checkpoint=trainer.newest)
     return trainer
 
@@ -278,12 +280,11 @@ def test_an_engine_with_other_weights_ends_the_run(
 def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_be_changed(recipe):
     with pytest.raises(SystemExit, match="^0$"):
         recipe.require_resumable(Path("step-000003"), 3)
-    for word in re.findall(r"--([a-z-]+)", recipe.Config.less_memory):
-        assert hasattr(recipe.Flags(), word.replace("-", "_"))
     Path("runs/r/checkpoints/step-000001").mkdir(parents=True)
-    note_start(Path("runs/r"), vars(recipe.parse(["--name", "r"])), 0, {})
-    assert recipe.parse("--name r --resume --steps 9".split()).steps == 9
-    for changed in ("--lr 0.1", "--keep-every 9"):
+    started = settled(name="r", sync="merge")
+    note_start(Path("runs/r"), settings_of(started), 0, {})
+    assert recipe.parse("--name r --resume --steps 9".split())[1].steps == 9
+    for changed in ("--lr 0.1", "--keep-every 9", "--full"):
         with pytest.raises(SystemExit):
             recipe.parse(f"--name r --resume {changed}".split())
 
@@ -291,16 +292,17 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
 # ------------------------------------------------------------------------------ what is refused
 @pytest.mark.slow  # it imports TRL
 @pytest.mark.parametrize("flags, words", [
-    ("--sampler ada-est", "ada-est needs more samples of some prompts, or other"),
-    ("--sampler gvm", "gvm needs more"),
-    ("--sampler dapo", "dapo needs more"),
-    ("--n 1 --sampler uniform --advantage positives-only", "at least 2 samples"),
+    ("--sampler ada-est", "TRL takes n samples of each prompt, at least 2, and ada-est with n = 4"),
+    ("--sampler gvm", "and gvm with"),
+    ("--sampler dapo", "and dapo with"),
+    ("--n 1 --sampler uniform --advantage positives-only", "and uniform with n = 1"),
     ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be cut evenly into 2 processes"),
     ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),
     ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5"),
     ("--full --lora-rank 8", "lora_rank has no effect with full"),
-    ("--dtype float16", "float16"), ("--sync adapter", "sync must be one of merge"),
-    ("--log-groups all", "nrecognized option"),
+    ("--dtype float16", "float16"), ("--sync adapter", "sync must be merge"),
+    ("--log-groups all", "log_groups has no effect in TRL"),
+    ("--nothing", "nrecognized option"),
     # what shows later, but before the engine
     ('--trl {"num_generations":9}', "multiple values for keyword argument 'num_generations'"),
     ("--trl [1]", "--trl must be a JSON object"),
@@ -311,6 +313,6 @@ def test_what_cannot_work_ends_in_a_sentence(recipe, monkeypatch, capsys, flags,
     monkeypatch.setattr(recipe, "WORLD", 2)
     monkeypatch.setattr(recipe, "start_engine", lambda *_: pytest.fail("an engine was started"))
     with open_grader("", 0.7) as grader, pytest.raises(SystemExit) as ended:
-        recipe.make_trainer(recipe.parse(flags.split()), grader)
+        recipe.make_trainer(*recipe.parse(flags.split()), grader)
     said = capsys.readouterr()
     assert words in f"{said.err}{said.out}{ended.value}" and ended.value.code

@@ -32,9 +32,9 @@ def one_step(recipe, flags: list[str]):
             found.append({name.removeprefix("module."): whole(p.grad).clone()
                           for name, p in model.named_parameters() if p.grad is not None})
 
-    config = recipe.parse([*STEP, *flags])
+    own, asked = recipe.parse([*STEP, *flags])
     with open_grader("", 0.7) as grader:
-        trainer = recipe.make_trainer(config, grader)
+        trainer = recipe.make_trainer(own, asked, grader)
         torch.manual_seed(0)
         for name, p in trainer.model.named_parameters():
             if "lora_B" in name:
@@ -54,9 +54,7 @@ def allow_fsdp_on_cpu(recipe) -> None:
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
-    usual, refused = AcceleratorState.__init__, recipe.what_trl_cannot
-    recipe.what_trl_cannot = lambda c: [
-        row for row in refused(c) if not row[1].startswith("FSDP needs a GPU")]
+    usual, recipe.needs_gpu = AcceleratorState.__init__, lambda flags: False
 
     def init(self, *args, fsdp_plugin=None, **rest):
         usual(self, *args, fsdp_plugin=fsdp_plugin, **rest)
@@ -83,9 +81,9 @@ if __name__ == "__main__":
     allow_fsdp_on_cpu(trl_ada)
     if "--steps" in sys.argv:
         trl_ada.Keeper.on_pre_optimizer_step = dies
-        config = trl_ada.parse(sys.argv[2:])
-        with trl_ada.last_words(config):
-            trl_ada.main(config)
+        own, asked = trl_ada.parse(sys.argv[2:])
+        with trl_ada.last_words(asked):
+            trl_ada.main(own, asked)
     else:
         trainer, (gradient,) = one_step(trl_ada, sys.argv[2:])
         torch.save(dict(gradient=gradient, pools=pools_of(trainer.groups)),

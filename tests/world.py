@@ -4,27 +4,36 @@
     Grader        in math-verify's place: instant, and strict about who asks for what
     ready()       as much of a run as one step of training needs, with a policy of one layer
     small_run()   minirl.py from start to end, on the built-in model: two seconds
+    settled()     the settings of a run, as its first lines make them
     difference()  whether two runs are the same
 """
 import contextlib
 import itertools
 import math
 import random
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 import minirl
 from ada_sampler import Estimator
 from models_small import one_layer
+from parts import config as configuration
 from parts import run as running
-from parts.config import Config, resolve
+from parts.config import Flags, Settings
 from parts.engine import Rollout
 from parts.folder import LOGS, read_rows
 from parts.grader import Verdict
+from parts.machine import GB, Machine
+from parts.models import TINY, Model, find_model
+from parts.provenance import base_of
 from parts.run import FRESH_STATE, make_optimizer
+from parts.settle import settle
 
 WORDS = 32  # what the engine writes with
 RATES = [0.15, 0.3, 0.5, 0.7, 0.85, 0.5]  # how often prompts are solved
@@ -148,16 +157,47 @@ def silent(key, problem, rollout) -> float:
     return 0.0
 
 
+# ------------------------------------------------------------------------------ settings
+CPU = Machine(card="", memory=64 * GB, dtype="float32")
+SIZES = dict(  # of models that nobody downloads for a test
+    small=dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+               num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True),
+    half=dict(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+              num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
+    large=dict(vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+               num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True))
+NAMED = {"SmolLM2-135M-Instruct": "small", "Qwen2.5-0.5B": "half"}
+
+
+@cache
+def known_model(base: str) -> Model:
+    """What its files would tell; all that are not built in and not in NAMED have 1.5 B."""
+    if base in TINY:
+        return find_model(base, base)
+    return Model(base, base, LlamaConfig(**SIZES[NAMED.get(base, "large")]))
+
+
+def settle_flags(flags: Flags, machine: Machine = CPU) -> Settings:
+    """The settings of a run, as its first lines make them of these flags."""
+    model = known_model(base_of(flags.model))
+    if flags.replay in ("r2", "r3"):
+        model = known_model("tiny-moe")
+    return settle(replace(flags, name=configuration.name_of(flags)), machine, model)
+
+
+def settled(machine: Machine = CPU, **flags) -> Settings:
+    return settle_flags(Flags(**flags), machine)
+
+
 # ------------------------------------------------------------------------------ one step
 def problem(i: int) -> SimpleNamespace:
     return SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="",
                            prompt_ids=[i % WORDS, i // WORDS % WORDS])
 
 
-def ready(mixture=False, judge=by_text, **settings) -> SimpleNamespace:
+def ready(mixture=False, judge=by_text, **flags) -> SimpleNamespace:
     """A run that can take a step; what happens to engine and probe is in `.events`."""
-    config = resolve(Config(**SMALL | settings))
-    config.validate()
+    config = settled(**SMALL | flags)
     trained, events = one_layer(mixture), []
     optimizer, schedule = make_optimizer(trained, config)
     probe = SimpleNamespace(check=lambda: events.append("probe") or dict(probe_gap_max=0.25))
@@ -180,13 +220,13 @@ def stand_in(put=setattr, engine=Engine) -> None:
         put(__import__(module), "open_grader", lambda *_: Grader())
 
 
-def small_run(folder: Path, engine=Engine, **settings) -> Path:
+def small_run(folder: Path, engine=Engine, **flags) -> Path:
     """minirl's program in `folder`: the run's own folder. With resume=True it goes on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         stand_in(patch.setattr, engine)
-        minirl.main(resolve(Config(**WHOLE | settings)))
-    return folder / "runs" / (WHOLE | settings)["name"]
+        minirl.main(Flags(**WHOLE | flags))
+    return folder / "runs" / (WHOLE | flags)["name"]
 
 
 def rows(log: Path) -> list[dict]:
