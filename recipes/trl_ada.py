@@ -68,13 +68,12 @@ def parse(argv: list[str] | None = None) -> tuple[TRL, Flags]:
     own, others = tyro.cli(TRL, args=argv, return_unknown_args=True, **about)
     flags = minirl_flags.parse(["--sync", "merge", *others])
     with in_one_sentence("trl_ada.py"):
-        if flags.resume:
-            before = settings(Path("runs", flags.name))
-            if own == TRL():
-                own = own_before(flags)
-            require_same(own, flags, before)
-        else:
+        before = settings(Path("runs", flags.name)) if flags.resume else {}
+        if not before:
             check(own, flags)
+        elif folders.checkpoints(Path("runs", flags.name)):  # without one nothing is lost
+            own = own_before(flags) if own == TRL() else own
+            require_same(own, flags, before)
     return own, flags
 
 
@@ -107,7 +106,7 @@ def own_before(flags: Flags) -> TRL:
 def require_same(own: TRL, flags: Flags, before: dict) -> None:
     """Raises ValueError if --resume changes what TRL takes from the checkpoint."""
     now = dict(lr=flags.lr, keep_every=flags.keep_every)
-    if own != own_before(flags) or before and now != {name: before[name] for name in now}:
+    if own != own_before(flags) or now != {name: before[name] for name in now}:
         raise ValueError("lr, keep_every, full, micro_rows and trl are those of the start: resume "
                          "the run without them")
 
