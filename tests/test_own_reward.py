@@ -101,6 +101,11 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
     assert after.reward == 0.5
 
 
+def test_no_call_finds_what_the_call_before_has_left(grader):
+    count = "setattr(sys, 'calls', getattr(sys, 'calls', 0) + 1) or sys.calls"
+    assert [one.reward for one in grader.grade([({}, count)] * 3)] == [1, 1, 1]
+
+
 def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, monkeypatch):
     rows = [dict(question="a?", number=3, nested=dict(more=0.5), tags=["x"]),
             dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
