@@ -259,7 +259,8 @@ def stored(file, problems=PROBLEMS, k=4):
     return in_order(map(json.loads, file.open()), problems, k)
 
 
-@pytest.mark.parametrize("policy, sync", [(None, "merge"), ("an adapter", "adapter")])
+@pytest.mark.parametrize("policy, sync", [
+    (None, "merge"), (SimpleNamespace(config="its config"), "adapter")])
 def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
         tmp_path, monkeypatch, policy, sync):
     """Half a line goes, and a row that is there twice does not hide that one is missing."""
@@ -275,7 +276,8 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
     (rows,) = evaluation.sample(PROBLEMS, protocol, policy, 12, tmp_path)
     assert started == [dict(
         max_model_len=90, dtype="auto", max_num_seqs=1, memory_share=0.5, temperature=0.3,
-        stop_token_ids=[2], seed=3, lora_rank=12, sync_mode=sync)]
+        stop_token_ids=[2], seed=3, lora_rank=12, sync_mode=sync,
+        architecture=policy and "its config")]
     assert engine.events == ["sync"] * bool(policy)
     assert {(asked.temperature, asked.max_tokens) for asked in engine.asked.values()} == {(0.3, 9)}
     assert {asked.seed for asked in engine.asked.values()} < {*seeds_of(PROBLEMS, 4, 3).values()}
