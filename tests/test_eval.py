@@ -6,6 +6,7 @@ import random
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from statistics import fmean as mean
 
 import pytest
