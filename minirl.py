@@ -44,9 +44,9 @@ if __name__ == "__main__":
 import torch
 
 from ada_sampler import collect, set_advantages
-from eval import bootstrap, evaluate, in_order, report_by_set, with_rewards
-from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Config, Flags
-from parts.engine import WatchedEngine
+from eval import bootstrap, evaluate, report_by_set
+from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Flags, Settings
+from parts.engine import EngineForSampler
 from parts.logprobs import (Sequence, gvm_norms, micro_batches, split_by_row, token_logprobs,
                             tokens_at_once)
 from parts.machine import memory_gb, threads
@@ -111,12 +111,12 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
 def sample(run: Run) -> list:
     """One group per prompt: all answers that were drawn for it, graded."""
     config, stream = run.config, run.stream
-    engine = WatchedEngine(run.engine, config.max_tokens)
+    engine = EngineForSampler(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
         groups = collect(
             stream.take(config.batch_prompts), config, engine, run.grader,
             estimator=run.estimator,  # ada-est: the pass rates of earlier steps
-            more=lambda: stream.take(1)[0],  # dapo: another prompt instead of one without gradient
+            more=stream.next,  # dapo: another prompt instead of one without gradient
             # gvm: how long the gradients of each prompt's right answers are
             grad_norms=lambda groups: gvm_norms(run.policy, groups, config.temperature))
     if run.engine.routes:  # MoE only
@@ -135,10 +135,9 @@ def evaluate_if_due(run: Run) -> None:
     if not evaluation_is_due(run):
         return
     config = run.config
-    samples = evaluate(
+    rows = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
         temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}")
-    rows = with_rewards(in_order(samples, run.held_out, config.eval_k))
     run.engine.clear_cache()  # as in a resumed run, because keys from a cache round differently
     record_evaluation(rows, report_by_set(rows, config.eval_k, config.eval_data), run)
 
@@ -162,7 +161,7 @@ class Row(Sequence):
     agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's?
 
 
-def split_into_mini_batches(groups, config: Config, rng: random.Random) -> list[list[Row]]:
+def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> list[list[Row]]:
     """The kept answers as mini-batches of whole groups, one for each optimizer step.
 
     A row of coefficient 0 has no gradient, so it is left out, but `set_norms` counts it. Otherwise
@@ -182,7 +181,7 @@ def split_into_mini_batches(groups, config: Config, rng: random.Random) -> list[
     return mini_batches
 
 
-def rows_of_group(group, config: Config) -> list[Row]:
+def rows_of_group(group, config: Settings) -> list[Row]:
     prompt = group.problem.prompt_ids
     for s, coefficient in group.rows():
         routes = s.rollout.routes  # MoE only
@@ -193,7 +192,7 @@ def rows_of_group(group, config: Config) -> list[Row]:
     return [s.row for s, _ in group.rows()]
 
 
-def add_old_logprobs(policy, rows: list[Row], config: Config) -> None:
+def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
     """log pi_old of every row, before the first optimizer step of the batch."""
     # In the micro-batches of `accumulate`: in low precision a row rounds differently beside other
     # rows, and r would not start at 1.
@@ -205,7 +204,7 @@ def add_old_logprobs(policy, rows: list[Row], config: Config) -> None:
         note_routes(policy, micro, config.replay)  # MoE only
 
 
-def accumulate(policy, rows: list[Row], config: Config) -> float:
+def accumulate(policy, rows: list[Row], config: Settings) -> float:
     """Add up the gradient of one mini-batch, a micro-batch of T tokens at a time. Returns the loss.
 
     What it computes of each token stays on the token's row, for `diagnostics` and the log.
@@ -233,7 +232,7 @@ def accumulate(policy, rows: list[Row], config: Config) -> float:
     return loss
 
 
-def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
+def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
     """Clip, step, forget the gradient. Returns its norm before clipping; not finite: no step."""
     policy.loss_scale.unscale_(optimizer)  # does nothing but in float16 (`load_policy`)
     weights = [p for p in policy.parameters() if p.requires_grad]
@@ -247,7 +246,7 @@ def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
 
 
 # ------------------------------------------------------------------------------ the objective
-def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
+def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
     """Per-token terms of the objective, to be summed over tokens and maximised.
 
         minirl  M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta              Eq. 7
@@ -294,7 +293,7 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
     return torch.ones_like(old_T)
 
 
-def set_norms(rows: list[Row], config: Config) -> None:
+def set_norms(rows: list[Row], config: Settings) -> None:
     """Set `row.norm` to 1 / (responses * length). Why these two: docs/objective.md#the-divisor"""
     # The average of a mini-batch, not the number in this one: ada-est and gvm give important
     # prompts more rows, and a division by the rows of this mini-batch would take that back.
@@ -309,7 +308,7 @@ def set_norms(rows: list[Row], config: Config) -> None:
 
 
 # ------------------------------------------------------------------------------ beyond the paper
-def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Config):
+def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
     """DPPO's and IcePop's mask, [T], for comparison: docs/objective.md#other-masks"""
     if config.mask == "icepop":
         low, high = ICEPOP_BOUNDS  # besides: tokens on which engine and trainer disagree

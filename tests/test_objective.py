@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import minirl
-from minirl import Config, Row, objective
+from minirl import Row, objective
 from models_small import (gradients_of, plain_logprobs, policy, random_groups, tiny_policy,
                           update)
-from parts.config import OBJECTIVES
+from parts.config import OBJECTIVES, Settings
 from parts.logprobs import Sequence
 from parts.metrics import diagnostics
 from parts.run import make_optimizer
@@ -36,7 +36,7 @@ def tokens(count: int, seed: int, spread: float = 0.3):
     return lp, old, mu, advantage
 
 
-def by_the_papers(theta, old, mu, A, c: Config):
+def by_the_papers(theta, old, mu, A, c: Settings):
     """(term, its slope, mask, weight) of one token, the formulas written anew."""
     r, moved, mismatch = math.exp(theta - old), math.exp(theta) - math.exp(mu), math.exp(old - mu)
     bounded = min(max(r, 1 - c.eps_low), 1 + c.eps_high) if c.clip else r
@@ -88,7 +88,7 @@ def test_each_objective_brings_its_advantage_and_length_normalisation():
     own = settled(objective="grpo", advantage="pool-mean", length_norm="constant")
     assert (own.advantage, own.length_norm) == ("pool-mean", "constant")
     with pytest.raises(ValueError, match="objective nope needs a branch in minirl.objective"):
-        objective(*tokens(3, seed=0), Config(objective="nope"))
+        objective(*tokens(3, seed=0), Settings(objective="nope"))
 
 
 # ------------------------------------------------------------------ the whole update
@@ -167,7 +167,7 @@ def test_diagnostics_by_hand():
                     entropy=[1.0]),
             trained(old=[-2.0], mu=[-1.0], coefficient=-1.0, mask=[1.0], weight=[0.4],
                     entropy=[2.0])]
-    d = diagnostics(rows, Config())
+    d = diagnostics(rows, Settings())
     wanted = dict(
         kl_k1=0.25, kl_k3=(math.exp(0.5) - 1.5 + math.exp(-1)) / 2, weight_min=0.4, weight_max=6,
         weight_mean=3.2, weight_truncated=0.5, weight_over_2=0.5, weight_under_half=0.5,
