@@ -3,6 +3,8 @@
     python minirl.py                              # trains the built-in tiny model, on a CPU
     python minirl.py --model Qwen2.5-Math-1.5B    # the real thing, on one GPU
 
+Read course/first_evening.py, then course/second_evening.py, then this file.
+
 What is different from PPO and GRPO, and why:
 
  1. There is no critic. The baseline is a mean of rewards, because an answer is judged at its end.
@@ -28,8 +30,8 @@ Three policies matter, and small projects often confuse them:
     pi_old     the trainer with the same weights: differs from mu by kernels and precision only
     pi_theta   the trainer now
 
-A tensor with the suffix _T has one entry per response token, all responses one after the other,
-without padding. Papers: Reinforce-Ada, arXiv 2510.04996, and MiniRL, arXiv 2512.01374.
+A tensor with the suffix _T has one entry per token of all responses, without padding.
+Papers: Reinforce-Ada, arXiv 2510.04996, and MiniRL, arXiv 2512.01374.
 """
 import contextlib
 import math
@@ -39,7 +41,8 @@ from dataclasses import dataclass
 if __name__ == "__main__":
     from parts.config import parse_before_torch
 
-    FLAGS = parse_before_torch()  # before torch, whose import takes 6 s: --help answers at once
+    # The import of torch takes 6 s, but --help and a wrong flag are answered at once.
+    FLAGS = parse_before_torch()
 
 import torch
 
@@ -78,20 +81,21 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
     config, policy, seconds = run.config, run.policy, {}
     rng = reseed(config.seed, step, "training")  # seeds python, numpy and torch, and so vLLM
     with timed(seconds, "sample"):
-        groups = sample(run)  # one per prompt; its pool is all answers drawn for it, with rewards
+        groups = sample(run)
         for group in groups:
-            set_advantages(group, config)  # keep n; advantage = reward - mean of the whole pool
+            # n answers are kept. Their advantage is the reward minus the mean of the whole pool.
+            set_advantages(group, config)
     with timed(seconds, "train"):
         run.engine.sleep()
-        threads().look()  # on a CPU: use fewer threads beside busy processes
+        threads().look()  # on a CPU: fewer threads beside busy processes
         mini_batches = split_into_mini_batches(groups, config, rng)
-        if config.mini_batches > 1:  # with one, pi_old is pi_theta: it needs no pass of its own
+        if config.mini_batches > 1:  # with one, pi_old is pi_theta
             for rows in mini_batches:
                 add_old_logprobs(policy, rows, config)
-        lr = run.optimizer.param_groups[0]["lr"]  # of the first step; each one moves the schedule
+        lr = run.optimizer.param_groups[0]["lr"]  # before the schedule moves
         losses, grad_norms = [], []
         for rows in mini_batches:
-            losses.append(accumulate(policy, rows, config))  # Eq. 7 with a minus, and its gradient
+            losses.append(accumulate(policy, rows, config))  # minus Eq. 7, and its gradient
             grad_norms.append(optimizer_step(policy, run.optimizer, run.schedule, config))
         run.engine.wake()
     with timed(seconds, "sync"):
@@ -109,14 +113,14 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
 
 
 def sample(run: Run) -> list:
-    """One group per prompt: all answers that were drawn for it, graded."""
+    """One group per prompt. Its pool is all answers that were drawn for it, with rewards."""
     config, stream = run.config, run.stream
     engine = EngineForSampler(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
         groups = collect(
             stream.take(config.batch_prompts), config, engine, run.grader,
             estimator=run.estimator,  # ada-est: the pass rates of earlier steps
-            more=stream.next,  # dapo: another prompt instead of one without gradient
+            more=stream.next,  # dapo: a prompt instead of one without gradient
             # gvm: how long the gradients of each prompt's right answers are
             grad_norms=lambda groups: gvm_norms(run.policy, groups, config.temperature))
     if run.engine.routes:  # MoE only
@@ -138,7 +142,7 @@ def evaluate_if_due(run: Run) -> None:
     rows = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
         temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}")
-    run.engine.clear_cache()  # as in a resumed run, because keys from a cache round differently
+    run.engine.clear_cache()  # a resumed run has no cached keys either
     record_evaluation(rows, report_by_set(rows, config.eval_k, config.eval_data), run)
 
 
@@ -152,13 +156,14 @@ class Row(Sequence):
     norm: float = 1.0  # the factor of its tokens in the loss: see `set_norms`
     mini_batch: int = 0  # the optimizer step in which it is trained
     old_logprobs: torch.Tensor | None = None  # [T], log pi_old
-    theta_logprobs: torch.Tensor | None = None  # [T], log pi_theta, as `objective` saw it
+    theta_logprobs: torch.Tensor | None = None  # [T], log pi_theta
     mask: torch.Tensor | None = None  # [T]
     weight: torch.Tensor | None = None  # [T]
     entropy: torch.Tensor | None = None  # [T] in nats, of pi_theta at each token
-    routes: torch.Tensor | None = None  # MoE only: the engine's experts [len(ids) - 1, layers, k]
-    replay: torch.Tensor | None = None  # those that the trainer has to use, likewise
-    agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's?
+    # MoE only: the engine's experts, those that the trainer has to use, and did pi_old agree?
+    routes: torch.Tensor | None = None  # [len(ids) - 1, layers, k]
+    replay: torch.Tensor | None = None  # [len(ids) - 1, layers, k]
+    agrees: torch.Tensor | None = None  # [T, layers]
 
 
 def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> list[list[Row]]:
@@ -169,7 +174,7 @@ def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> lis
     """
     rows_by_group = [rows_of_group(group, config) for group in groups if group.kept]
     set_norms([row for rows in rows_by_group for row in rows], config)
-    rng.shuffle(rows_by_group)  # they come by prompt: no mini-batch must be all easy or all hard
+    rng.shuffle(rows_by_group)  # else a mini-batch might be all easy or all hard
     mini_batches = []
     for i in range(config.mini_batches):
         groups_here = rows_by_group[i::config.mini_batches]
@@ -215,16 +220,16 @@ def accumulate(policy, rows: list[Row], config: Settings) -> float:
         lengths = torch.tensor([row.length for row in micro], device=device)  # [rows]
         factors = torch.tensor([(row.coefficient, row.norm) for row in micro], device=device)
         advantage_T, norm_T = factors.repeat_interleave(lengths, dim=0).unbind(1)  # [T], [T]
-        with replaying(policy, micro):  # MoE only; backward too: checkpointing recomputes
-            lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)  # [T], [T] in nats
+        with replaying(policy, micro):  # MoE only; also backward, which recomputes
+            lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)  # in nats
             if config.mini_batches == 1:
                 old_T = lp_T.detach()
                 note_routes(policy, micro, config.replay)  # MoE only
             else:
-                old_T = torch.cat([row.old_logprobs for row in micro])  # [T], no gradient
+                old_T = torch.cat([row.old_logprobs for row in micro])  # [T]
             term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)  # [T]
             micro_loss = -(term_T * norm_T).sum()  # a number
-            policy.loss_scale.scale(micro_loss).backward()  # the scale is 1 but in float16
+            policy.loss_scale.scale(micro_loss).backward()  # the scale is for float16
         loss += micro_loss.item()
         of_tokens = torch.stack([old_T, lp_T.detach(), mask_T, weight_T, entropy_T])  # [5, T]
         for row, of_row in zip(micro, split_by_row(of_tokens, micro)):
@@ -234,7 +239,7 @@ def accumulate(policy, rows: list[Row], config: Settings) -> float:
 
 def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
     """Clip, step, forget the gradient. Returns its norm before clipping; not finite: no step."""
-    policy.loss_scale.unscale_(optimizer)  # does nothing but in float16 (`load_policy`)
+    policy.loss_scale.unscale_(optimizer)  # for float16 only
     weights = [p for p in policy.parameters() if p.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
     if math.isfinite(norm):
@@ -285,8 +290,8 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
 
 
 def importance_weight(lp_T, old_T, mu_T, kind: str):
-    """sg[pi_theta/mu]; or only its second factor, sg[pi_theta/pi_old]; or 1. [T], no gradient."""
-    if kind == "full":  # both factors: the engine is not the trainer, and the policy has moved
+    """sg[pi_theta/mu] = sg[pi_old/mu * pi_theta/pi_old]; or the second factor; or 1. [T]"""
+    if kind == "full":
         return (lp_T - mu_T).exp().detach()
     if kind == "staleness":
         return (lp_T - old_T).exp().detach()
@@ -295,11 +300,10 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
 
 def set_norms(rows: list[Row], config: Settings) -> None:
     """Set `row.norm` to 1 / (responses * length). Why these two: docs/objective.md#the-divisor"""
-    # The average of a mini-batch, not the number in this one: ada-est and gvm give important
-    # prompts more rows, and a division by the rows of this mini-batch would take that back.
+    # An average is taken, because ada-est and gvm give important prompts more rows.
     responses = len(rows) / config.mini_batches
     length = config.max_tokens
-    if config.length_norm == "batch":  # all responses of the batch (CISPO's paper: of one prompt)
+    if config.length_norm == "batch":  # the mean length of the batch's responses
         length = sum(row.length for row in rows) / max(len(rows), 1)
     for row in rows:
         if config.length_norm == "response":
@@ -311,10 +315,11 @@ def set_norms(rows: list[Row], config: Settings) -> None:
 def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
     """DPPO's and IcePop's mask, [T], for comparison: docs/objective.md#other-masks"""
     if config.mask == "icepop":
-        low, high = ICEPOP_BOUNDS  # besides: tokens on which engine and trainer disagree
+        low, high = ICEPOP_BOUNDS  # besides: where engine and trainer disagree
         mismatch_T = (old_T - mu_T).exp()
         return mask_T * ((mismatch_T >= low) & (mismatch_T <= high))
-    moved_T = lp_T.detach().exp() - mu_T.exp()  # in probability: a ratio doubles a rare token soon
+    # A ratio soon doubles a rare token, so DPPO takes the difference of the probabilities.
+    moved_T = lp_T.detach().exp() - mu_T.exp()
     too_far_T = torch.where(advantage_T > 0, moved_T > DPPO_DELTA, moved_T < -DPPO_DELTA)
     return (~too_far_T).to(mask_T)
 
