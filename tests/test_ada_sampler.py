@@ -118,13 +118,6 @@ def test_a_prompt_without_a_hit_weighs_more_than_one_with_a_single_hit(weighting
     assert none > one and (weighting == "log" or (none, one) == (64, 32))
 
 
-def test_an_answer_gains_nothing_by_making_the_grader_fail():
-    nan = math.nan
-    for drawn, filled in (([1.0, nan], [1.0, 0.0]), ([0.5, nan, 2.0], [0.5, 0.0, 2.0]),
-                          ([nan, -2.0, 1.0], [-2.0, -2.0, 1.0]), ([nan, nan], [0.0, 0.0])):
-        assert ada.fill_missing(drawn) == filled
-
-
 # --------------------------------------------------------------------------------------- allocation
 def test_allocation_of_ada_est():
     rng = random.Random(0)

@@ -17,8 +17,6 @@ from matplotlib.figure import Figure
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from course import bugs, figures, laws
 from helpers import ROOT
-from minirl import objective
-from world import settled
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -189,48 +187,6 @@ def test_gvm_allocates_where_the_variance_is_least():
 
 
 # ------------------------------------------------------------------------------- session 5: MiniRL
-def sequences(theta, T=3):
-    """All 2^T answers: log pi [2^T, T] by a policy whose logit depends on what came before."""
-    every = list(itertools.product((0, 1), repeat=T))
-    rows = []
-    for ys in every:
-        before, logs = 0, []
-        for t, y in enumerate(ys):
-            logit = theta[t] + theta[T] * before
-            logs.append(torch.nn.functional.logsigmoid(logit if y else -logit))
-            before += 2 * y - 1
-        rows.append(torch.stack(logs))
-    return torch.stack(rows), torch.tensor([float(sum(ys) >= 2) for ys in every]).double()
-
-
-def test_the_first_order_approximation_and_what_it_drops():
-    """J_seq - J_tok is exactly the products of deltas; its gradient is first order in delta."""
-    base = torch.tensor([0.2, -0.3, 0.5, 0.1], dtype=torch.float64)
-    direction = torch.tensor([0.5, 1.0, -0.7, 0.4], dtype=torch.float64)
-    with torch.no_grad():
-        mu, R = sequences(base)
-    errors = []
-    for step in (0.1, 0.05):
-        theta = (base + step * direction).requires_grad_()
-        lp, _ = sequences(theta)
-        w, chance = (lp - mu).exp(), mu.sum(1).exp()
-        seq, tok = (chance * w.prod(1) * R).sum(), (chance * w.sum(1) * R).sum()
-        dropped = seq - (tok - (chance * (3 - 1) * R).sum())
-        d = w - 1
-        pairs = d[:, 0] * d[:, 1] + d[:, 0] * d[:, 2] + d[:, 1] * d[:, 2] + d.prod(1)
-        assert torch.allclose(dropped, (chance * pairs * R).sum())
-        (gap,) = torch.autograd.grad(dropped, theta, retain_graph=True)
-        errors.append((dropped.abs().item(), gap.norm().item()))
-        (wanted,) = torch.autograd.grad(tok, theta, retain_graph=True)
-        config = settled(clip=False, weight_cap=0)
-        term = sum(q * objective(a, b, b, r.expand(3), config)[0].sum()
-                   for q, a, b, r in zip(chance, lp, mu, R))
-        (found,) = torch.autograd.grad(term, theta)
-        assert torch.allclose(found, wanted)  # Eq. 4 is what the project computes
-    assert errors[0][0] / errors[1][0] == pytest.approx(4, rel=0.2)
-    assert errors[0][1] / errors[1][1] == pytest.approx(2, rel=0.2)
-
-
 @pytest.mark.parametrize("sigma, cap", [(0.5, 2.0), (1.0, 5.0), (1.5, 1.2)])
 def test_mean_and_variance_of_a_capped_weight(sigma, cap):
     x = np.linspace(-12, 12, 200_001)
