@@ -44,10 +44,10 @@ from statistics import fmean, stdev
 from typing import Any, Callable, Literal, NamedTuple
 
 # For the last section. ada-est: v3 gives no values, so these are this project's choice.
-EST_DECAY = 0.9  # what a visit to a prompt leaves of its older counts, for the policy moves
+EST_DECAY = 0.9  # what a visit leaves of a prompt's older counts
 EST_ALPHA, EST_BETA = 0.5, 0.5  # Beta prior of a pass rate (Jeffreys')
-EST_EPS = 0.01  # in 1/sqrt(p + eps): bounds draws and weight of a prompt that is never solved
-EST_MIN, EST_MAX = 2, 32  # draws of a prompt: two can be compared; 32 are what ada-balance has
+EST_EPS = 0.01  # bounds 1/sqrt(p + eps) for a prompt that is never solved
+EST_MIN, EST_MAX = 2, 32  # draws of a prompt; ada-balance too draws at most 32
 # gvm: those of its released code.
 GVM_PILOTS = 8  # answers per prompt that estimate its pass rate
 GVM_ALPHA, GVM_BETA = 1e-3, 2.0  # see `allocate_gvm`: most go to a prompt of p = sqrt(alpha)
@@ -71,7 +71,7 @@ class Rule(NamedTuple):
 class Sampler(NamedTuple):
     """A row of RULES."""
 
-    reads: tuple[str, ...]  # the settings that decide; all others have no effect on this rule
+    reads: tuple[str, ...]  # the settings that have an effect on this rule
     rule: Callable[..., Rule]  # called with the values of these settings, in this order
 
 
@@ -87,7 +87,6 @@ RULES = {
         lambda n, M, N, drop, all_correct: Rule(
             round_size=M, rows_per_prompt=n, max_rounds=N, min_correct=n // 2,
             min_wrong=n - n // 2, max_rounds_all_correct=all_correct, drops=drop)),
-    # These two divide the step's draws among its prompts: see the last section of this file.
     "ada-est": Sampler(("M",), lambda M: Rule(
         round_size=M, rows_per_prompt=M, allocates="by history")),
     "gvm": Sampler(("M",), lambda M: Rule(
@@ -163,7 +162,7 @@ class Sample:
     round: int  # 0, 1, ...
     rollout: Any = None  # None while the engine is writing
     reward: float = 0.0  # the grader's (where it failed: see `fill_missing`)
-    status: str | None = None  # the grader's word for it; None while there is no verdict
+    status: str | None = None  # the grader's word for it; None before its verdict
     correct: bool = False  # reward > threshold
     why: str = ""  # the grader's reason, where it gives one
     parts: dict = field(default_factory=dict)  # what the reward is the sum of, where it is one
@@ -171,8 +170,9 @@ class Sample:
 
 
 # What a prompt came to. It is open while rounds may follow.
-OPEN, RESOLVED, OUT_OF_BUDGET = "", "resolved", "out of budget"  # the last: gvm draws no more of it
+OPEN, RESOLVED = "", "resolved"
 TOO_FEW_CORRECT, TOO_FEW_WRONG = "too few correct", "too few wrong"
+OUT_OF_BUDGET = "out of budget"  # gvm draws no more answers of it
 
 
 @dataclass
@@ -227,7 +227,7 @@ def keep(pool: list[Sample], n: int) -> list[Sample]:
     negatives = [s for s in pool if not s.correct]
     k_pos = min(n // 2, len(positives))
     k_neg = min(n - k_pos, len(negatives))
-    k_pos = min(n - k_neg, len(positives))  # too few wrong ones: more right ones take their places
+    k_pos = min(n - k_neg, len(positives))  # more, where wrong ones are too few
     return sorted(positives[:k_pos] + negatives[:k_neg], key=lambda s: s.index)
 
 
@@ -289,7 +289,7 @@ def set_advantages(group: Group, config: SamplerConfig) -> None:
     """Choose what a closed group is trained on, with advantages and weights."""
     rule, pool = config.rule, group.pool
     group.p_hat = pass_rate(pool)
-    if rule.allocates == "by pilots":  # pilots served to estimate p, and are not trained on
+    if rule.allocates == "by pilots":  # which are not trained on
         pool = [s for s in pool if s.round > 0]
         if not pool:
             return
@@ -304,7 +304,7 @@ def set_advantages(group: Group, config: SamplerConfig) -> None:
     group.advantages = advantages([s.reward for s in group.kept], rewards, config.advantage)
     p = group.p_hat
     if p == 0 and config.weighting in ("log", "inv_p"):
-        p = 1 / (2 * len(pool))  # half a right answer: it weighs no less than a prompt with one
+        p = 1 / (2 * len(pool))  # as if half an answer were right
     correct = [s.correct for s in group.kept]
     group.weights = row_weights(correct, p, rule.rows_per_prompt, config.weighting)
     if rule.allocates == "by history":
@@ -427,7 +427,7 @@ class Collector:
         """Will the prompt stay open, whatever the missing answers turn out to be?"""
         rule = self.config.rule
         if missing >= max(rule.min_correct, rule.min_wrong):
-            return False  # so many could complete the exit condition: no need to wait for verdicts
+            return False  # the missing ones could complete the exit condition
         self.read_verdicts(group)
         correct = sum(s.correct for s in group.pool)
         wrong = len(group.pool) - missing - correct

@@ -188,7 +188,13 @@ def name_of(flags: Flags, data: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------- sampling
-def evaluate(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.0, seed=""):
+def evaluate(engine, grader, problems, k: int, max_tokens: int, **how) -> list[dict]:
+    """k samples of every problem, in order and with rewards. `how`: see `draw_samples`."""
+    samples = draw_samples(engine, grader, problems, k, max_tokens, **how)
+    return with_rewards(in_order(samples, problems, k))
+
+
+def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.0, seed=""):
     """Draw k samples of every problem (see prompts.py) and grade them while the engine runs.
 
     Yields a row per sample (`as_row`) as soon as its verdict is there. `done` are rows from before
@@ -525,7 +531,7 @@ def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> l
         for file, rows in reversed([*zip(files, done)]):  # the engine begins as the base model
             if policy and file == files[0]:
                 engine.sync(policy)
-            for row in evaluate(
+            for row in draw_samples(
                     engine, grader, problems, k, protocol["max_tokens"], done=rows,
                     temperature=protocol["temperature"], seed=protocol["seed"]):
                 append(file, row)

@@ -3,6 +3,8 @@
     python minirl.py                              # trains the built-in tiny model, on a CPU
     python minirl.py --model Qwen2.5-Math-1.5B    # the real thing, on one GPU
 
+Read course/first_evening.py, then course/second_evening.py, then this file.
+
 What is different from PPO and GRPO, and why:
 
  1. There is no critic. The baseline is a mean of rewards, because an answer is judged at its end.
@@ -28,8 +30,8 @@ Three policies matter, and small projects often confuse them:
     pi_old     the trainer with the same weights: differs from mu by kernels and precision only
     pi_theta   the trainer now
 
-A tensor with the suffix _T has one entry per response token, all responses one after the other,
-without padding. Papers: Reinforce-Ada, arXiv 2510.04996, and MiniRL, arXiv 2512.01374.
+A tensor with the suffix _T has one entry per token of all responses, without padding.
+Papers: Reinforce-Ada, arXiv 2510.04996, and MiniRL, arXiv 2512.01374.
 """
 import contextlib
 import math
@@ -39,14 +41,15 @@ from dataclasses import dataclass
 if __name__ == "__main__":
     from parts.config import parse_before_torch
 
-    FLAGS = parse_before_torch()  # before torch, whose import takes 6 s: --help answers at once
+    # The import of torch takes 6 s, but --help and a wrong flag are answered at once.
+    FLAGS = parse_before_torch()
 
 import torch
 
 from ada_sampler import collect, set_advantages
-from eval import bootstrap, evaluate, in_order, report_by_set, with_rewards
-from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Config, Flags
-from parts.engine import WatchedEngine
+from eval import bootstrap, evaluate, report_by_set
+from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Flags, Settings
+from parts.engine import EngineForSampler
 from parts.logprobs import (Sequence, gvm_norms, micro_batches, split_by_row, token_logprobs,
                             tokens_at_once)
 from parts.machine import memory_gb, threads
@@ -78,20 +81,21 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
     config, policy, seconds = run.config, run.policy, {}
     rng = reseed(config.seed, step, "training")  # seeds python, numpy and torch, and so vLLM
     with timed(seconds, "sample"):
-        groups = sample(run)  # one per prompt; its pool is all answers drawn for it, with rewards
+        groups = sample(run)
         for group in groups:
-            set_advantages(group, config)  # keep n; advantage = reward - mean of the whole pool
+            # n answers are kept. Their advantage is the reward minus the mean of the whole pool.
+            set_advantages(group, config)
     with timed(seconds, "train"):
         run.engine.sleep()
-        threads().look()  # on a CPU: use fewer threads beside busy processes
+        threads().look()  # on a CPU: fewer threads beside busy processes
         mini_batches = split_into_mini_batches(groups, config, rng)
-        if config.mini_batches > 1:  # with one, pi_old is pi_theta: it needs no pass of its own
+        if config.mini_batches > 1:  # with one, pi_old is pi_theta
             for rows in mini_batches:
                 add_old_logprobs(policy, rows, config)
-        lr = run.optimizer.param_groups[0]["lr"]  # of the first step; each one moves the schedule
+        lr = run.optimizer.param_groups[0]["lr"]  # before the schedule moves
         losses, grad_norms = [], []
         for rows in mini_batches:
-            losses.append(accumulate(policy, rows, config))  # Eq. 7 with a minus, and its gradient
+            losses.append(accumulate(policy, rows, config))  # minus Eq. 7, and its gradient
             grad_norms.append(optimizer_step(policy, run.optimizer, run.schedule, config))
         run.engine.wake()
     with timed(seconds, "sync"):
@@ -109,14 +113,14 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
 
 
 def sample(run: Run) -> list:
-    """One group per prompt: all answers that were drawn for it, graded."""
+    """One group per prompt. Its pool is all answers that were drawn for it, with rewards."""
     config, stream = run.config, run.stream
-    engine = WatchedEngine(run.engine, config.max_tokens)
+    engine = EngineForSampler(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
         groups = collect(
             stream.take(config.batch_prompts), config, engine, run.grader,
             estimator=run.estimator,  # ada-est: the pass rates of earlier steps
-            more=lambda: stream.take(1)[0],  # dapo: another prompt instead of one without gradient
+            more=stream.next,  # dapo: a prompt instead of one without gradient
             # gvm: how long the gradients of each prompt's right answers are
             grad_norms=lambda groups: gvm_norms(run.policy, groups, config.temperature))
     if run.engine.routes:  # MoE only
@@ -135,11 +139,10 @@ def evaluate_if_due(run: Run) -> None:
     if not evaluation_is_due(run):
         return
     config = run.config
-    samples = evaluate(
+    rows = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
         temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}")
-    rows = with_rewards(in_order(samples, run.held_out, config.eval_k))
-    run.engine.clear_cache()  # as in a resumed run, because keys from a cache round differently
+    run.engine.clear_cache()  # a resumed run has no cached keys either
     record_evaluation(rows, report_by_set(rows, config.eval_k, config.eval_data), run)
 
 
@@ -153,16 +156,17 @@ class Row(Sequence):
     norm: float = 1.0  # the factor of its tokens in the loss: see `set_norms`
     mini_batch: int = 0  # the optimizer step in which it is trained
     old_logprobs: torch.Tensor | None = None  # [T], log pi_old
-    theta_logprobs: torch.Tensor | None = None  # [T], log pi_theta, as `objective` saw it
+    theta_logprobs: torch.Tensor | None = None  # [T], log pi_theta
     mask: torch.Tensor | None = None  # [T]
     weight: torch.Tensor | None = None  # [T]
     entropy: torch.Tensor | None = None  # [T] in nats, of pi_theta at each token
-    routes: torch.Tensor | None = None  # MoE only: the engine's experts [len(ids) - 1, layers, k]
-    replay: torch.Tensor | None = None  # those that the trainer has to use, likewise
-    agrees: torch.Tensor | None = None  # [T, MoE layers]: did pi_old choose the engine's?
+    # MoE only: the engine's experts, those that the trainer has to use, and did pi_old agree?
+    routes: torch.Tensor | None = None  # [len(ids) - 1, layers, k]
+    replay: torch.Tensor | None = None  # [len(ids) - 1, layers, k]
+    agrees: torch.Tensor | None = None  # [T, layers]
 
 
-def split_into_mini_batches(groups, config: Config, rng: random.Random) -> list[list[Row]]:
+def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> list[list[Row]]:
     """The kept answers as mini-batches of whole groups, one for each optimizer step.
 
     A row of coefficient 0 has no gradient, so it is left out, but `set_norms` counts it. Otherwise
@@ -170,7 +174,7 @@ def split_into_mini_batches(groups, config: Config, rng: random.Random) -> list[
     """
     rows_by_group = [rows_of_group(group, config) for group in groups if group.kept]
     set_norms([row for rows in rows_by_group for row in rows], config)
-    rng.shuffle(rows_by_group)  # they come by prompt: no mini-batch must be all easy or all hard
+    rng.shuffle(rows_by_group)  # else a mini-batch might be all easy or all hard
     mini_batches = []
     for i in range(config.mini_batches):
         groups_here = rows_by_group[i::config.mini_batches]
@@ -182,7 +186,7 @@ def split_into_mini_batches(groups, config: Config, rng: random.Random) -> list[
     return mini_batches
 
 
-def rows_of_group(group, config: Config) -> list[Row]:
+def rows_of_group(group, config: Settings) -> list[Row]:
     prompt = group.problem.prompt_ids
     for s, coefficient in group.rows():
         routes = s.rollout.routes  # MoE only
@@ -193,7 +197,7 @@ def rows_of_group(group, config: Config) -> list[Row]:
     return [s.row for s, _ in group.rows()]
 
 
-def add_old_logprobs(policy, rows: list[Row], config: Config) -> None:
+def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
     """log pi_old of every row, before the first optimizer step of the batch."""
     # In the micro-batches of `accumulate`: in low precision a row rounds differently beside other
     # rows, and r would not start at 1.
@@ -205,7 +209,7 @@ def add_old_logprobs(policy, rows: list[Row], config: Config) -> None:
         note_routes(policy, micro, config.replay)  # MoE only
 
 
-def accumulate(policy, rows: list[Row], config: Config) -> float:
+def accumulate(policy, rows: list[Row], config: Settings) -> float:
     """Add up the gradient of one mini-batch, a micro-batch of T tokens at a time. Returns the loss.
 
     What it computes of each token stays on the token's row, for `diagnostics` and the log.
@@ -216,16 +220,16 @@ def accumulate(policy, rows: list[Row], config: Config) -> float:
         lengths = torch.tensor([row.length for row in micro], device=device)  # [rows]
         factors = torch.tensor([(row.coefficient, row.norm) for row in micro], device=device)
         advantage_T, norm_T = factors.repeat_interleave(lengths, dim=0).unbind(1)  # [T], [T]
-        with replaying(policy, micro):  # MoE only; backward too: checkpointing recomputes
-            lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)  # [T], [T] in nats
+        with replaying(policy, micro):  # MoE only; also backward, which recomputes
+            lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)  # in nats
             if config.mini_batches == 1:
                 old_T = lp_T.detach()
                 note_routes(policy, micro, config.replay)  # MoE only
             else:
-                old_T = torch.cat([row.old_logprobs for row in micro])  # [T], no gradient
+                old_T = torch.cat([row.old_logprobs for row in micro])  # [T]
             term_T, mask_T, weight_T = objective(lp_T, old_T, mu_T, advantage_T, config)  # [T]
             micro_loss = -(term_T * norm_T).sum()  # a number
-            policy.loss_scale.scale(micro_loss).backward()  # the scale is 1 but in float16
+            policy.loss_scale.scale(micro_loss).backward()  # the scale is for float16
         loss += micro_loss.item()
         of_tokens = torch.stack([old_T, lp_T.detach(), mask_T, weight_T, entropy_T])  # [5, T]
         for row, of_row in zip(micro, split_by_row(of_tokens, micro)):
@@ -233,9 +237,9 @@ def accumulate(policy, rows: list[Row], config: Config) -> float:
     return loss
 
 
-def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
+def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
     """Clip, step, forget the gradient. Returns its norm before clipping; not finite: no step."""
-    policy.loss_scale.unscale_(optimizer)  # does nothing but in float16 (`load_policy`)
+    policy.loss_scale.unscale_(optimizer)  # for float16 only
     weights = [p for p in policy.parameters() if p.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
     if math.isfinite(norm):
@@ -247,7 +251,7 @@ def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
 
 
 # ------------------------------------------------------------------------------ the objective
-def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
+def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
     """Per-token terms of the objective, to be summed over tokens and maximised.
 
         minirl  M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta              Eq. 7
@@ -286,21 +290,20 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
 
 
 def importance_weight(lp_T, old_T, mu_T, kind: str):
-    """sg[pi_theta/mu]; or only its second factor, sg[pi_theta/pi_old]; or 1. [T], no gradient."""
-    if kind == "full":  # both factors: the engine is not the trainer, and the policy has moved
+    """sg[pi_theta/mu] = sg[pi_old/mu * pi_theta/pi_old]; or the second factor; or 1. [T]"""
+    if kind == "full":
         return (lp_T - mu_T).exp().detach()
     if kind == "staleness":
         return (lp_T - old_T).exp().detach()
     return torch.ones_like(old_T)
 
 
-def set_norms(rows: list[Row], config: Config) -> None:
+def set_norms(rows: list[Row], config: Settings) -> None:
     """Set `row.norm` to 1 / (responses * length). Why these two: docs/objective.md#the-divisor"""
-    # The average of a mini-batch, not the number in this one: ada-est and gvm give important
-    # prompts more rows, and a division by the rows of this mini-batch would take that back.
+    # An average is taken, because ada-est and gvm give important prompts more rows.
     responses = len(rows) / config.mini_batches
     length = config.max_tokens
-    if config.length_norm == "batch":  # all responses of the batch (CISPO's paper: of one prompt)
+    if config.length_norm == "batch":  # the mean length of the batch's responses
         length = sum(row.length for row in rows) / max(len(rows), 1)
     for row in rows:
         if config.length_norm == "response":
@@ -309,13 +312,14 @@ def set_norms(rows: list[Row], config: Config) -> None:
 
 
 # ------------------------------------------------------------------------------ beyond the paper
-def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Config):
+def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
     """DPPO's and IcePop's mask, [T], for comparison: docs/objective.md#other-masks"""
     if config.mask == "icepop":
-        low, high = ICEPOP_BOUNDS  # besides: tokens on which engine and trainer disagree
+        low, high = ICEPOP_BOUNDS  # besides: where engine and trainer disagree
         mismatch_T = (old_T - mu_T).exp()
         return mask_T * ((mismatch_T >= low) & (mismatch_T <= high))
-    moved_T = lp_T.detach().exp() - mu_T.exp()  # in probability: a ratio doubles a rare token soon
+    # A ratio soon doubles a rare token, so DPPO takes the difference of the probabilities.
+    moved_T = lp_T.detach().exp() - mu_T.exp()
     too_far_T = torch.where(advantage_T > 0, moved_T > DPPO_DELTA, moved_T < -DPPO_DELTA)
     return (~too_far_T).to(mask_T)
 

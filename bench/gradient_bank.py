@@ -70,11 +70,11 @@ def fill() -> None:
 
 def answers(problem, run) -> tuple:
     """(rows, rewards [64]) of fresh answers to one problem, which decides their seed."""
-    from parts.engine import WatchedEngine, seed_everything
+    from parts.engine import EngineForSampler, seed_everything
     from parts.logprobs import Sequence
 
     seed_everything(random.Random(str(problem.id)))
-    engine = WatchedEngine(run.engine, run.config.max_tokens)
+    engine = EngineForSampler(run.engine, run.config.max_tokens)
     settings = replace(run.config, sampler="uniform", n=DRAWS)
     group, = collect([problem], settings, engine, run.grader)
     ids = problem.prompt_ids

@@ -177,9 +177,6 @@ class Settings(Flags):
     """The settings of a run: those of Flags, but none of them is None."""
 
 
-Config = Settings  # as minirl.py and run.py call it
-
-
 def name_of(flags: Flags) -> str:
     """The run's name: as it was given, or made of model, sampler and seed.
 

@@ -413,3 +413,6 @@ class Stream:
             taken.append(self.order[position])
         self.cursor += count
         return taken
+
+    def next(self):
+        return self.take(1)[0]

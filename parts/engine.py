@@ -288,7 +288,7 @@ def fp8_linears(on_cpu: bool) -> dict:
     return dict(quantization="fp8_per_tensor", quantization_config=routers)
 
 
-class WatchedEngine:
+class EngineForSampler:
     """The engine with a progress bar; notes on rollouts in which engine steps they were written."""
 
     def __init__(self, engine, max_tokens: int):

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ada_sampler import Estimator
 from explorer.panels import draw_run
-from parts.config import Config, Flags, settings_of
+from parts.config import Flags, Settings, settings_of
 from parts.data import (Problem, Stream, check_golds, check_readable, count_trained, digest,
                         digest_of_prompts, keys_of, load_train_and_held_out, remember)
 from parts.engine import Engine, seed_everything
@@ -55,7 +55,7 @@ class Run:
 
     folder: Path  # runs/NAME
     lock: IO  # an open file: no other process may write to the folder
-    config: Config
+    config: Settings
     engine: Engine
     policy: torch.nn.Module  # the trainer's model: frozen base weights and a LoRA adapter
     optimizer: torch.optim.Optimizer
@@ -130,7 +130,7 @@ def before_the_engine(flags: Flags, grader) -> SimpleNamespace:
                            newest=newest)
 
 
-def remember_inputs(folder: Path, config: Config, model: Model, train, held_out, newest) -> None:
+def remember_inputs(folder: Path, config: Settings, model: Model, train, held_out, newest) -> None:
     """Note this start in config.json. SystemExit if its data or files are not those of the run."""
     inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     prompts = digest_of_prompts(train + held_out)
@@ -150,7 +150,7 @@ def remember_inputs(folder: Path, config: Config, model: Model, train, held_out,
             for name, (before, now) in sorted(changed.items())))
 
 
-def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
+def load_data(config: Settings, tokenizer, grader) -> tuple[list, list]:
     """(training problems, held-out problems), with prompts. The two share no problem."""
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
@@ -173,7 +173,7 @@ def load_data(config: Config, tokenizer, grader) -> tuple[list, list]:
     return train, held_out
 
 
-def start_engine(config: Config, model: Model, stops: list[int]) -> Engine:
+def start_engine(config: Settings, model: Model, stops: list[int]) -> Engine:
     """vLLM with the model, whose answers end at `stops`."""
     # 2: the probe's texts have at least one token of a response, and vLLM adds another.
     return Engine(
@@ -186,7 +186,7 @@ def start_engine(config: Config, model: Model, stops: list[int]) -> Engine:
         architecture=model.config)
 
 
-def make_optimizer(policy, config: Config):
+def make_optimizer(policy, config: Settings):
     """AdamW on the adapter's weights, and the schedule of its learning rate.
 
     The rate rises linearly over `warmup_steps` optimizer steps, for AdamW's averages are unreliable
@@ -200,7 +200,7 @@ def make_optimizer(policy, config: Config):
     return optimizer, schedule
 
 
-def start_probe(config: Config, engine: Engine, policy, held_out: list) -> Probe:
+def start_probe(config: Settings, engine: Engine, policy, held_out: list) -> Probe:
     """The probe, with texts that the engine writes now, from the base weights."""
     reseed(config.seed, "probe")
     bounds = limits(
@@ -256,7 +256,7 @@ def totals(state: dict) -> dict:
     return {key: value for key, value in state.items() if key.endswith("_total")}
 
 
-def estimate(step: int, seconds: float, config: Config) -> str:
+def estimate(step: int, seconds: float, config: Settings) -> str:
     """How long the other steps may take if each is like this one."""
     left = config.steps - step
     others = f"{left} steps" if left > 1 else "step"
@@ -307,7 +307,7 @@ def evaluation_is_due(run: Run) -> bool:
     return is_evaluated(step, run.config) and run.evaluated != step
 
 
-def is_evaluated(step: int, config: Config) -> bool:
+def is_evaluated(step: int, config: Settings) -> bool:
     """Before step 1 unless --no-eval-first, then every --eval-every steps and after the last."""
     if step == 0:
         return config.eval_first
@@ -363,7 +363,7 @@ def evaluation_line(where: str, result: dict, run: Run) -> str:
 
 
 # ------------------------------------------------------------------ a tracker, if one is wanted
-def open_tracker(folder: Path, config: Config) -> ModuleType | None:
+def open_tracker(folder: Path, config: Settings) -> ModuleType | None:
     """--report-to: the package itself, for both have the same init, log and finish.
 
     Raises SystemExit, one sentence, if it does not start.

@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import is_peft_model
 
 from parts import engine as core
-from parts.engine import WatchedEngine, configure_vllm
+from parts.engine import EngineForSampler, configure_vllm
 from parts.logprobs import Sequence
 from parts.machine import build_for_cpu
 from parts.policy import merged, sent_layers
@@ -40,7 +40,7 @@ def start_beside_others(model: str, options: dict, start=core.start):
 core.start = start_beside_others
 
 
-class SeededEngine(WatchedEngine):
+class SeededEngine(EngineForSampler):
     """Gives every sample a seed of its own, made of what it is: it does not depend on which process
     draws it, and no two processes draw the same.
     """

@@ -21,7 +21,7 @@ from bench.mutate import mutated
 from course import bugs, check, train
 from helpers import HANG, ROOT, lines
 from parts import logprobs
-from parts.config import Config, parse
+from parts.config import Settings, parse
 
 CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
@@ -42,7 +42,7 @@ def bandit_of(objective):
     def bandit_gradient(theta, actions, rewards, baseline):
         leaf = theta.clone().requires_grad_()
         lp = leaf.log_softmax(0)[actions]
-        term, _, _ = objective(lp, lp.detach(), lp.detach(), rewards - baseline, Config())
+        term, _, _ = objective(lp, lp.detach(), lp.detach(), rewards - baseline, Settings())
         return torch.autograd.grad(term.mean(), leaf)[0]
     return bandit_gradient
 

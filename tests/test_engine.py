@@ -18,7 +18,7 @@ from engines import gap, rows_of, serve
 from models import make
 from models_small import move
 from parts import engine as engine_module
-from parts.engine import Engine, Rollout, WatchedEngine, adapter_options
+from parts.engine import Engine, EngineForSampler, Rollout, adapter_options
 from parts.grader import Verdict
 from parts.models import tiny_folder
 from parts.problems import chains
@@ -49,7 +49,7 @@ def test_results_stay_with_their_own_prompt_when_few_remain(engine):
     policy = trainer(moved=0.05)
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=ids) for ids in prompts(engine, 16)]
-    rollouts, verdicts, never = WatchedEngine(engine, 12), {}, (1, 8, 13)
+    rollouts, verdicts, never = EngineForSampler(engine, 12), {}, (1, 8, 13)
     grader = SimpleNamespace(
         submit=lambda key, *_: verdicts.update({key: float(key[0] not in never and key[1] % 2)}),
         result=lambda key: Verdict(verdicts.pop(key), "wrong"))
@@ -287,7 +287,7 @@ def test_every_sample_knows_its_engine_steps(monkeypatch):
     inner = SimpleNamespace(submit=lambda *request: asked.append(request), busy=True,
                             step=lambda: [(key, rollouts[key]) for key in next(ends)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # without a terminal there is no bar
-    engine = WatchedEngine(inner, max_tokens=9)
+    engine = EngineForSampler(inner, max_tokens=9)
     problem = SimpleNamespace(prompt_ids=[1, 2])
     engine.submit("a", problem)
     engine.submit("b", problem)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import eval as evaluation  # the module has the name of a builtin
-from eval import bootstrap, compare, evaluate, in_order, pass_at_k, report, summarize
+from eval import (bootstrap, compare, draw_samples, evaluate, in_order, pass_at_k, report,
+                  summarize)
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import folder as folders
@@ -152,7 +153,7 @@ def test_what_a_difference_means_is_said_in_a_sentence(low, high, questions, tra
 
 # ----------------------------------------------------------------------------------------- sampling
 def sampled(problems, k=4, engine=None, **how):
-    return in_order(evaluate(engine or Engine(), Grader(), problems, k, 9, **how), problems, k)
+    return evaluate(engine or Engine(), Grader(), problems, k, 9, **how)
 
 
 STYLES = {"minerva": "minerva", "ra-minerva": "minerva", "my-minerva-notes.jsonl": "", "a": ""}
@@ -165,7 +166,7 @@ def test_parts_of_the_reward_are_in_each_row_and_their_means_in_the_report(capsy
             return super().result(key)._replace(parts=part)
 
     problems = [question(name) for name in "pq"]
-    rows = in_order(evaluate(Engine(), Parts(), problems, 4, 9), problems, 4)
+    rows = evaluate(Engine(), Parts(), problems, 4, 9)
     assert [row.get("reward/format") for row in rows] == [None, 0.25, 0.25, 0.25] * 2
     summary = summarize(rows, 4, dict(a=2))
     assert summary["sets"]["a"]["reward/format"] == 0.75 * 0.25
@@ -188,7 +189,7 @@ def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
         return finished
 
     engine.step = step
-    for row in evaluate(engine, grader, problems, 4, 9, temperature=0.25):
+    for row in draw_samples(engine, grader, problems, 4, 9, temperature=0.25):
         rows.append(row)
         assert len(seen) - len(rows) < 2 * engine.slots
     assert len(rows) == len(seen) == 16 and not grader.open
@@ -251,7 +252,8 @@ def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None) -> int:
     """Does what is left to do, as `sample` does. Returns how many samples were there already."""
     folders.keep_rows(file, evaluation.is_sample)
     done = list(folders.read_rows(file, evaluation.is_sample))
-    for row in evaluate(engine or Engine(slots=3), grader or Grader(), problems, k, 9, done=done):
+    engine, grader = engine or Engine(slots=3), grader or Grader()
+    for row in draw_samples(engine, grader, problems, k, 9, done=done):
         folders.append(file, row)
     return len(done)
 

@@ -117,7 +117,7 @@ def step(self):
     pathlib.Path("hanging").touch()
     while True:
         time.sleep(0.01)
-engine.WatchedEngine.step = step
+engine.EngineForSampler.step = step
 """
 
 

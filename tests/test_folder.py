@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from helpers import files_of_at_most, lines
 from parts import folder as folders
 from parts import provenance
-from parts.config import RESUMABLE, Config, Flags, parse
+from parts.config import RESUMABLE, Flags, Settings, parse
 from parts.policy import waiting_for
 from parts.run import make_optimizer, settings_of
 from models_small import one_layer
@@ -253,7 +253,7 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk
 
 
 # ------------------------------------------------------------------------------ taken up again
-def taught(config: Config, steps: int):
+def taught(config: Settings, steps: int):
     policy = one_layer()
     optimizer, schedule = make_optimizer(policy, config)
     for _ in range(steps):

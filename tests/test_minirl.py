@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import eval as evaluation
 import minirl
 from minirl import Row
 from models_small import policy, second, trained_weights
@@ -98,7 +99,7 @@ def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
     rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
                  status="wrong" if reward else "raised")
             for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
-    monkeypatch.setattr(minirl, "evaluate", lambda *_, temperature, seed: (
+    monkeypatch.setattr(evaluation, "draw_samples", lambda *_, temperature, seed: (
         found.append((temperature, seed)) or rows[::-1]))
     monkeypatch.setattr(minirl, "record_evaluation", lambda _, found, run: results.extend(
         one["avg"] for one in found.values()))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import ROOT, lines, run_program
-from parts.config import Config
+from parts.config import Settings
 from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
 from parts.grader import OwnReward
@@ -216,7 +216,7 @@ def test_the_pages_examples_do_what_it_says(tmp_path):
     for code, asked in zip(codes, ([(dict(answer="1/2"), completion) for completion in right],
                                    [(dict(answer="7"), *texts) for texts in tags]), strict=True):
         (tmp_path / "mine.py").write_text(code)
-        with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
+        with OwnReward(f"{tmp_path}/mine.py:score", Settings.threshold, workers=1) as grader:
             rewarded.append(grader.grade(asked))
     assert [one.reward for one in rewarded[0]] == list(right.values())
     assert [one.status == "correct" for one in rewarded[0]] == [r >= 1 for r in right.values()]

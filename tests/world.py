@@ -203,7 +203,8 @@ def ready(mixture=False, judge=by_text, **flags) -> SimpleNamespace:
     probe = SimpleNamespace(check=lambda: events.append("probe") or dict(probe_gap_max=0.25))
     engine = Engine(seed=None, routes=mixture, events=events)
     new = map(problem, itertools.count())  # no prompt comes twice
-    stream = SimpleNamespace(take=lambda count: list(itertools.islice(new, count)))
+    stream = SimpleNamespace(next=lambda: next(new),
+                             take=lambda count: list(itertools.islice(new, count)))
     return SimpleNamespace(
         config=config, policy=trained, optimizer=optimizer, schedule=schedule, events=events,
         engine=engine, grader=Grader(judge), stream=stream, estimator=Estimator(), probe=probe,

@@ -5,7 +5,7 @@ import torch
 
 import minirl
 from course.checks import Wrong, must_be, spelled
-from parts.config import Config
+from parts.config import Settings
 
 TRIPLES = (0.5, 0.5, 0.25), (0.5, 0.25, 0.5), (0.6, 0.3, 0.2)  # pi_theta, pi_old, mu
 MASKS = [  # r = pi_theta / pi_old, advantage, M
@@ -44,7 +44,7 @@ def ask(triple, A: float, M, slope, settings={}, weight=None):
     """One token: its mask, d term / d log pi, and weight (pi_theta / mu unless given)."""
     lp, old, mu = tokens(triple)
     A_T = torch.tensor([A], dtype=torch.float64)
-    term, mask, found = minirl.objective(lp, old, mu, A_T, Config(**settings))
+    term, mask, found = minirl.objective(lp, old, mu, A_T, Settings(**settings))
     pi, pi_old, m = triple
     said = "".join(f", {name}={value}" for name, value in settings.items())
     call = (f"objective(pi_theta={pi:.4g}, pi_old={pi_old:.4g}, mu={m:.4g}, A={A:g}{said}), "
@@ -76,7 +76,7 @@ def ask_mask(*rows):
         ask((0.4 * r, 0.4, 0.4 * r), A, M, M * A)
     rs, A_T, right = torch.tensor(rows, dtype=torch.float64).T
     lp, old, mu = tokens(*((0.4 * r, 0.4, 0.4 * r) for r in rs.tolist()))
-    _, mask, _ = minirl.objective(lp, old, mu, A_T.clone(), Config())
+    _, mask, _ = minirl.objective(lp, old, mu, A_T.clone(), Settings())
     must_be(f"M of several tokens at once, r = {spelled(rs)}, A = {spelled(A_T)}", mask, right)
 
 
@@ -87,7 +87,7 @@ def ask_norms(norm: str):
         rows = [minirl.Row(ids=[0] * (2 + i + n), prompt_length=2 + i, mu_logprobs=[0.0] * n,
                            coefficient=i % 2)  # rows without a gradient count
                 for i, n in enumerate(lengths)]
-        minirl.set_norms(rows, Config(**settings))
+        minirl.set_norms(rows, Settings(**settings))
         said = ", ".join(f"{name}={value}" for name, value in settings.items())
         must_be(f"norms of rows with {spelled(lengths)} response tokens, {said}",
                 [row.norm for row in rows], NORMS[norm](lengths, N, most))
