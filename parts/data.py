@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 
+from models.problems import BUILTIN
 from parts.folder import read_json, write_safely
 from parts.models import SMOLLM, TINY
-from parts.problems import BUILTIN
 from parts.prompts import shown_by
 from parts.sources import (
     BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub,

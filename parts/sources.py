@@ -11,7 +11,7 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
-from parts.problems import BUILTIN
+from models.problems import BUILTIN
 from parts.text import shown
 from verifier.answers import find_boxes
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from models import make
+from models.problems import chains
 from parts.models import TINY, load_tokenizer, tiny_folder
-from parts.problems import chains
 
 
 def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer():

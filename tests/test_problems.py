@@ -12,7 +12,7 @@ import pytest
 import skills_theory
 from helpers import ROOT
 from models import make
-from parts.problems import (BUILTIN, KINDS, LETTERS, OPERATIONS, TOP, belief, chains, offset,
+from models.problems import (BUILTIN, KINDS, LETTERS, OPERATIONS, TOP, belief, chains, offset,
                             skills, words)
 
 SIGNS = {"add": "a+b", "subtract": "a-b", "compare": "a-b", "multiply": "a*b", "divide": "a//b",
