@@ -77,8 +77,8 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
 def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
     """The tokenizer's start token, which a chat template or a .jinja file may write itself.
 
-    Some tokenizers, often of fine-tuned models, also append an end token (`add_eos_token`). No
-    prompt may have it, because the model would answer after its own end.
+    An end token that a fine-tuned tokenizer appends (`add_eos_token`) is left out, because the
+    model would answer after its own end.
     """
     start = tokenizer.bos_token
     whole_prompt = is_jinja(template) or template == "none"
