@@ -20,7 +20,6 @@ from parts import sources
 from parts.data import Problem, load_problems
 from parts.sources import (
     AT_THE_END, find_gold, find_problem, gold_text, read_file, without_instruction)
-from rewards import Grader
 
 ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
 TWO_TURNS = [dict(role="user", content="first"), dict(role="assistant", content="\\boxed{1}"),
@@ -51,11 +50,11 @@ def test_files_of_text(tmp_path, name, content):
     assert [problem.problem for problem in load_problems(str(tmp_path / name))] == ["p", "q"]
 
 
-@pytest.mark.parametrize("row, text, gold, whole", [
-    (VERL, "second", "1, 2", VERL),
-    (dict(problem="ü".encode(), answer=b"5"), "ü", "5", dict(problem="ü", answer="5"))])  # of bytes
-def test_parquet(tmp_path, row, text, gold, whole):
-    rows = [row, dict(problem=b"\xff", answer=b"6")] if text == "ü" else [row]
+@pytest.mark.parametrize("rows, text, gold, whole", [
+    ([VERL], "second", "1, 2", VERL),
+    ([dict(problem="ü".encode(), answer=b"5"), dict(problem=b"\xff", answer=b"6")],
+     "ü", "5", dict(problem="ü", answer="5"))])  # columns of bytes; the second is no UTF-8
+def test_parquet(tmp_path, rows, text, gold, whole):
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "set.parquet")
     (problem,) = load_problems(str(tmp_path / "set.parquet"), whole_rows=True)
     assert (problem.problem, problem.answer, problem.row) == (text, gold, whole)
@@ -70,21 +69,13 @@ def test_whatever_a_reader_raises_is_one_sentence(tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------- golds that are numbers
-@pytest.fixture(scope="module")
-def grader():
-    with Grader(workers=1) as made:
-        yield made
-
-
-@pytest.mark.parametrize("written, gold, answer", [
-    ("6.022e23", r"6.022 \times 10^{23}", r"6.022\times10^{23}"),
-    ("6.022E+23", r"6.022 \times 10^{23}", "602200000000000000000000"),
-    ("1e-07", r"1 \times 10^{-7}", "0.0000001"), ("-2.50e-9", r"-2.5 \times 10^{-9}", ""),
-    ("27.50", "27.5", "27.5"), ("-0.0", "0", "0"), ("1e400", r"1 \times 10^{400}", ""),
-    ("98765432109876543210.0", "98765432109876543210", "98765432109876543210"),
-    ("0.1234567890123456789", "0.1234567890123456789", "0.1234567890123456789"),
-    ("true", "True", ""), ("NaN", "", ""), ("-Infinity", "", "")])
-def test_a_number_in_json_or_csv_is_its_own_gold(tmp_path, grader, written, gold, answer):
+@pytest.mark.parametrize("written, gold", [
+    ("6.022e23", r"6.022 \times 10^{23}"), ("6.022E+23", r"6.022 \times 10^{23}"),
+    ("-2.50e-9", r"-2.5 \times 10^{-9}"), ("27.50", "27.5"), ("-0.0", "0"),
+    ("1e400", r"1 \times 10^{400}"), ("98765432109876543210.0", "98765432109876543210"),
+    ("0.1234567890123456789", "0.1234567890123456789"),
+    ("true", "True"), ("NaN", ""), ("-Infinity", "")])
+def test_a_number_in_json_or_csv_is_its_own_gold(tmp_path, written, gold):
     """A reader of JSON would make 602200000000000027262976 of the first."""
     (tmp_path / "one.jsonl").write_text(f'{{"problem": "p", "answer": {written}}}')
     row, = read_file(str(tmp_path / "one.jsonl"))
@@ -95,8 +86,6 @@ def test_a_number_in_json_or_csv_is_its_own_gold(tmp_path, grader, written, gold
         assert cell == (gold if "e" in written.lower() else written)
         found, = load_problems(str(tmp_path / "one.jsonl"), whole_rows=True)
         assert found.row["answer"] == json.loads(written)  # for --reward it is a number, as ever
-    if answer:
-        assert grader.grade([(gold, f"\\boxed{{{answer}}}")])[0].reward == 1
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
@@ -160,11 +149,8 @@ def test_any_bytes_are_problems_or_one_sentence(tmp_path_factory, suffix, conten
 def test_a_folder_or_file_of_a_data_sets_name_does_not_hide_it(name, make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(name)
-    asked = []
-    row = dict(problem="1+1=?", answer="2", question="1+1=?")
-    monkeypatch.setattr("parts.data.read_hub", lambda name, _: asked.append(name) or [row])
-    load_problems(name)
-    assert asked == [name]
+    monkeypatch.setattr("parts.data.read_hub", lambda name, _: [dict(problem=name, answer="2")])
+    assert load_problems(name)[0].problem == name
 
 
 # ----------------------------------------------------------------------------------------- the hub
@@ -174,10 +160,9 @@ def hub(monkeypatch):
     sets = {}
 
     def load_dataset(repo, config=None):
-        if config is None and (repo, None) not in sets:
+        if (repo, config) not in sets:
             names = [c for r, c in sets if r == repo]
-            raise ValueError("Config name is missing.\nPlease pick one of the available configs: "
-                             f"{names}\nLike: x")
+            raise ValueError(f"Config name is missing.\nPlease pick one of: {names}\nLike: x")
         return sets[repo, config]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
