@@ -125,10 +125,7 @@ def is_own(names: str) -> bool:
 # ---------------------------------------------------------------------------------- rows of one set
 def sift(rows, source: str, split: str = "train", columns: str = "", limit: int | None = None,
          seen: dict | None = None, whole_rows: bool = False, shows: str = "") -> list[Problem]:
-    """The rows' problems; a line says how many rows were dropped. SystemExit if none is left.
-
-    `seen`: the problems that are there already (see `double_of`).
-    """
+    """The rows' problems; a line says how many rows were dropped. SystemExit if none is left."""
     problems, names, unread, dropped = [], {}, {}, Counter()
     seen = {} if seen is None else seen
     for index, row in enumerate(rows):
@@ -210,8 +207,7 @@ def load_train_and_held_out(
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems: no problem is in both, and no id.
 
-    `eval_data`: names as for `load_sets`, of which the first `eval_questions` of each set are
-    taken, or HELD_OUT for a share of `data` (see `hold_out`).
+    `eval_data`: sets, of each of which the first `eval_questions` are taken, or HELD_OUT.
     """
     train = load_problems(data, **keys)
     if eval_data == HELD_OUT:
@@ -271,10 +267,8 @@ def asked(problem: Problem) -> str:
 
 
 def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]:
-    """`train` without the problems that are also in `held_out`.
-
-    Short texts count as the same also if letters, digits and gold are: typesetting may differ.
-    """
+    """`train` without the problems that are also in `held_out`, even in other typesetting: letters,
+    digits and gold of a short text are enough."""
     def likenesses(problem: Problem) -> set[str]:
         return {fingerprint(problem), problem.answer and f"{letters_of(problem)}={problem.answer}"}
 
@@ -302,7 +296,7 @@ def remember(folder: Path, train: list[Problem], held_out: list[Problem],
              begun: Path | None = None) -> None:
     """Write problems.json of a run's folder, because an evaluation may find the data changed.
 
-    `begun`: the run from which this one begins. What that one has trained on counts here too.
+    What the run `begun`, from which this one begins, has trained on counts here too.
     """
     trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
     write_safely(folder / "problems.json", json.dumps(dict(
@@ -341,8 +335,7 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
 def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Problem]:
     """Counts golds that math-verify cannot read or that hardly any answer equals, as `about 5`.
 
-    For training it `drop`s the former, if others are left. In an evaluation they stay, because a
-    score counts all questions of its set.
+    For training it `drop`s the former, if others are left. A score counts all questions of its set.
     """
     readable = grader.check_golds([problem.answer for problem in problems])
     sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
