@@ -141,12 +141,13 @@ def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
 
 def test_what_the_runs_before_have_trained_on_counts_as_trained_on(tmp_path):
     """A run that begins from a run has its weights, so also what that one has learnt."""
-    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
-    problems = [Problem(f"{i}+1=?", str(i + 1), f"{i}", "s") for i in range(4)]
-    for folder, begun, one in ((first, None, 0), (second, first, 1), (third, second, 2)):
-        folder.mkdir()
-        data.remember(folder, problems[one:one + 1], [], begun)
-    assert [data.count_trained(run, problems) for run in (first, second, third)] == [1, 2, 3]
+    begun, problems = None, [Problem(f"{i}+1=?", str(i + 1), f"{i}", "s") for i in range(4)]
+    for count in (1, 2, 3):
+        run = tmp_path / str(count)
+        run.mkdir()
+        data.remember(run, problems[count:count + 1], [], begun)
+        assert data.count_trained(run, problems) == count
+        begun = run
 
 
 ENGLISH = ["Tom has 7 apples.", "What is 7+5-4?", "7*5=?", "Is it true?"]
@@ -161,23 +162,20 @@ def test_a_built_in_model_is_not_trained_on_what_it_cannot_read(model, texts, co
     if not count:
         data.check_readable(model, problems, refuse=True)
         return
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=(
+            rf"^{model} reads only problems like \d[\dA-Za-z+-]+=\?, but {count} of {len(texts)} .*"
+            rf"{re.escape(repr(texts[0]))}: .* SmolLM2-135M-Instruct .*\.$")) as stop:
         data.check_readable(model, problems, refuse=True)
     data.check_readable(model, problems, refuse=False)
-    why = str(stop.value)
-    assert capsys.readouterr().out == f"WARNING: {why}\n"
-    assert re.match(rf"{model} reads only problems like \d[\dA-Za-z+-]+=\?, but", why)
-    assert f"{count} of {len(texts)}" in why and repr(texts[0]) in why
-    assert "SmolLM2-135M-Instruct" in why and why.endswith(".")
+    assert capsys.readouterr().out == f"WARNING: {stop.value}\n"
 
 
 # -------------------------------------------------------------------------------- several sets
 def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
     """Pass rates and reports are kept by id."""
     one, two = numbered(tmp_path / "a", 3), numbered(tmp_path / "b", 3, start=3)
-    first, second = load_problems(f"{one},{two}")[::3]
-    assert (first.source, first.id) == ("train.jsonl", "train.jsonl/train/0")
-    assert (second.source, second.id) == ("train.jsonl#2", "train.jsonl#2/train/0")
+    assert [(p.source, p.id) for p in load_problems(f"{one},{two}")[::3]] == [
+        ("train.jsonl", "train.jsonl/train/0"), ("train.jsonl#2", "train.jsonl#2/train/0")]
     problems = load_problems(f"{one},{two},{one}", for_training=False)
     assert len({p.id for p in problems}) == len(problems) == 9
     train, held_out = data.load_train_and_held_out(one, two)
@@ -225,10 +223,9 @@ def with_golds(*golds, source="s") -> list[Problem]:
 @pytest.mark.parametrize("drop, fate", [
     (True, "dropped"), (False, "only the same string is right")])
 def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(drop, fate, capsys):
-    golds = ["TODO"] * 9 + ["nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C"]
-    golds += ["?\x1b[2J", "??"]
-    problems, grader = with_golds(*golds), SimpleNamespace(
-        check_golds=lambda golds: ["?" not in gold for gold in golds])
+    problems = with_golds(*["TODO"] * 9, "nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C",
+                          "?\x1b[2J", "??")
+    grader = SimpleNamespace(check_golds=lambda golds: ["?" not in gold for gold in golds])
     kept = data.check_golds(problems, grader, drop)
     assert kept == (problems[:-2] if drop else problems)
     assert capsys.readouterr().out.splitlines() == [

@@ -16,8 +16,7 @@ from parts.prompts import add_prompts, require_embedded, stop_ids
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEPS = "Let's think step by step and output the final answer within \\boxed{}."
@@ -107,22 +106,17 @@ def with_row(text, **row):
     return Problem(text, "2", text, "s", shown=dict(question=text, **row))
 
 
-PICK = """{{ row.question }}
-{% for choice in row['choices'] %}
-{{ loop.index0 }}) {{ choice }}
-{% endfor %}
-"""
-
-
 def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path, capsys):
     def prompts_of(name, source, *problems):
         template = str(file(tmp_path, name, source))
         return [p.prompt for p in add_prompts(problems, tokenizer, template, 700)]
 
-    which = with_row("Which?", choices=["pear", "car"])
-    assert prompts_of("pick.jinja", PICK, which, with_row("What?")) == [
-        "Which?\n0) pear\n1) car\n", "What?\n"]
-    assert len(prompts_of("pick.jinja", PICK, which)) == 1
+    page, which = (ROOT / "docs/data.md").read_text(), with_row("Which?", choices=["pear", "car"])
+    source, = (block for block in page.split("```\n") if "row.passage" in block)
+    turn = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts_of("page.jinja", source, with_row("What?", passage="A pear."), which) == [
+        turn.format("A pear.\n\nWhat?\n"), turn.format("\n\nWhich?\n0) pear\n1) car\n")]
+    assert len(prompts_of("page.jinja", source, which)) == 1
     assert "does not show" not in capsys.readouterr().out
     same, empty = ("same.jinja", "{{ row.choices }}"), with_row("b", choices=[])
     prompts_of(*same, which, empty)
@@ -133,16 +127,6 @@ def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path, capsys):
                           ("{{ problem }}", ""), ("{{ rows }}", "")):
         assert prompts.shown_by(str(file(tmp_path, "a.jinja", source))) == shows
     assert prompts.shown_by("chat") == prompts.shown_by("row.json") == ""
-
-
-def test_the_template_of_the_page_shows_passage_and_choices(tokenizer, tmp_path):
-    page = (ROOT / "docs/data.md").read_text()
-    source, = (block for block in page.split("```\n") if "row.passage" in block)
-    made, = add_prompts([with_row("Which?", passage="A pear grows.", choices=["pear", "car"])],
-                        tokenizer, str(file(tmp_path, "page.jinja", source)), 700)
-    assert made.prompt == (
-        "<|im_start|>user\nA pear grows.\n\nWhich?\n0) pear\n1) car\n<|im_end|>\n"
-        "<|im_start|>assistant\n")
 
 
 # ----------------------------------------------------------------- instructions, said only once
@@ -191,15 +175,13 @@ def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, tmp_path,
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
-    ("{{ question }}", "chat does not show the problem, such as '1+1=?'"),
+    ("{{ question }}", "does not show the problem, such as '1\\+1=\\?'"),
     (None, "tokenizer.chat_template is not set")])
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=f"--template chat .*{words}.*: take none, which") as stop:
         add_prompts(asked("1+1=?", "1+2=?"), tokenizer, "chat", 50)
-    assert words in str(stop.value) and "--template" in str(stop.value)
-    assert "take none, which needs no chat template" in str(stop.value)
     assert str(stop.value).isprintable()
 
 
