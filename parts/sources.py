@@ -343,9 +343,8 @@ def without_instruction(text: str) -> str:
 
 def gold_text(value) -> str:
     r"""`so #### 12` -> 12; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi."""
-    if isinstance(value, list):
-        return ", ".join(filter(None, map(plain_gold, value)))
-    return plain_gold(value)
+    values = value if isinstance(value, list) else [value]
+    return ", ".join(filter(None, map(plain_gold, values)))
 
 
 def plain_gold(value) -> str:

@@ -213,11 +213,6 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b'{"id": "a/b", "siblings": []}')
 
-    do_HEAD = do_GET
-
-    def log_message(self, *_):
-        pass
-
 
 ASK = """
 from huggingface_hub import constants
