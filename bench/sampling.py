@@ -21,7 +21,7 @@ from compare import picture
 from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdown, of, paired,
                    points, power, shown, table)
 
-from parts import problems
+from models import problems
 from parts.folder import read_rows
 from explorer.panels import plain, series
 

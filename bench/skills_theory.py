@@ -7,7 +7,7 @@ from store import markdown
 from ada_sampler import SamplerConfig
 from course.laws import efficiency, expected_yield
 from models import make
-from parts import problems
+from models import problems
 from parts.models import tiny_folder
 
 RULES = {  # whose pools have a closed law

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from parts.problems import chains  # "7+5-4=?", with the answer "8"
+from models.problems import chains  # "7+5-4=?", with the answer "8"
 
 if sys.argv[2:] or not "".join(sys.argv[1:] or "20").isdecimal():
     raise SystemExit("usage: python course/first_evening.py [number of steps, 20 if not said]")

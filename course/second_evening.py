@@ -37,7 +37,7 @@ from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
 from ada_sampler import SamplerConfig, collect, keep
-from parts.problems import chains  # "7+5-4=?", with the answer "8"
+from models.problems import chains  # "7+5-4=?", with the answer "8"
 
 TOY = len(sys.argv) == 1
 MODEL, FILE = (str(ROOT / "models/tiny"), "") if TOY else sys.argv[1:]

@@ -5,7 +5,7 @@
 They are ordinary folders in Hugging Face format, so that the whole project runs on a laptop without
 a GPU or a model hub. `tiny-moe` has 8 experts in every layer and uses 2 of them per token
 (Qwen3-MoE, 1.1 M parameters), for routing replay; `tiny-skills` is smaller still. They learn the
-problems of parts/problems.py.
+problems of models/problems.py.
 
 The warm start is a short supervised phase on worked solutions. Some chains are answered at once
 (`\\boxed{18}`), which cannot be learnt for long ones; others write down the intermediate results
@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts.models import TINY  # noqa: E402
-from parts.problems import (  # noqa: E402
+from models.problems import (  # noqa: E402
     LETTERS, OPERATIONS, belief, chain, in_test_split, numbers, offset)
+from parts.models import TINY  # noqa: E402
 
 END, PAD, USER, ASSISTANT, BOX = "<|endoftext|>", "<|pad|>", "<|user|>", "<|assistant|>", "\\boxed{"
 CHAT_TEMPLATE = (

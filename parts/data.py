@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 
+from models.problems import BUILTIN
 from parts.folder import read_json, write_safely
 from parts.models import SMOLLM, TINY
-from parts.problems import BUILTIN
 from parts.prompts import shown_by
 from parts.sources import (
     BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub,
@@ -95,9 +95,8 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the split where none is named: train, or for evaluation test (train if
-    there is no test). In training, a problem of an earlier set is dropped from a later one; in an
-    evaluation each set stays whole. `limit`: at most so many problems, the first, of each set.
-    `rows_for`: whole_rows and shows, as in `keys_of`.
+    there is no test). In training, a problem of an earlier set is dropped from a later one.
+    `limit`: at most so many problems, the first, of each set. `rows_for`: the rest of `keys_of`.
     """
     split = "train" if for_training else "test"
     sets, sources, seen = [], Counter(), {}
@@ -120,17 +119,13 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
 
 def is_own(names: str) -> bool:
     """Whether one of these sets is a file or on the hub, so that --columns may name its columns."""
-    fixed = ("auto", HELD_OUT, *BUILTIN, *BENCHMARKS)
-    return any(name not in fixed for name, _ in expand(names))
+    return any(name not in (HELD_OUT, *BUILTIN, *BENCHMARKS) for name, _ in expand(names))
 
 
 # ---------------------------------------------------------------------------------- rows of one set
 def sift(rows, source: str, split: str = "train", columns: str = "", limit: int | None = None,
          seen: dict | None = None, whole_rows: bool = False, shows: str = "") -> list[Problem]:
-    """The rows' problems; a line says how many rows were dropped. SystemExit if none is left.
-
-    `seen`: the problems that are there already (see `double_of`).
-    """
+    """The rows' problems; a line says how many rows were dropped. SystemExit if none is left."""
     problems, names, unread, dropped = [], {}, {}, Counter()
     seen = {} if seen is None else seen
     for index, row in enumerate(rows):
@@ -156,19 +151,12 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     print(f"data: {shown(source)}: {counted(len(problems), 'problem')} of {first}"
           f"{counted(index + 1, 'row')}{f' (dropped {why})' if why else ''}")
     visible = names if source in BENCHMARKS else shown_columns(names, shows)
-    report_unread(source, [name for name in unread if name not in visible], problems)
-    return problems
-
-
-def report_unread(source: str, columns: list[str], problems: list[Problem]) -> None:
-    """Prints which columns the model does not see, if there are any."""
-    digits = all(problem.answer in [*"0123456789"] for problem in problems)
-    numbered = ", and the golds may be numbers of choices" if digits and (
-        {"choices", "options"} & {*columns}) else ""
-    if columns:
+    hidden = [name for name in unread if name not in visible]
+    if hidden:
         print(f"data: {shown(source)}: the model does not see these columns, or turns of a chat in "
-              f"them: {shown(', '.join(columns))}{numbered}; if it needs them, a .jinja file as "
-              f"--template can show {{{{ row.{shown(columns[0])} }}}} (docs/data.md)")
+              f"them: {shown(', '.join(hidden))}; if it needs them, a .jinja file as --template "
+              f"can show {{{{ row.{shown(hidden[0])} }}}} (docs/data.md)")
+    return problems
 
 
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",
@@ -201,8 +189,7 @@ def flaw(problem: Problem) -> str:
 def double_of(problem: Problem, seen: dict[str, str]) -> str:
     """Why a problem is there already; "" if it is new. `seen`: texts and their golds, extended.
 
-    Several published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024;
-    ada-est remembers each problem once.
+    Several published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024.
     """
     text, gold = asked(problem), problem.answer  # white space makes no difference
     if seen.get(text, gold) != gold:
@@ -220,8 +207,7 @@ def load_train_and_held_out(
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems: no problem is in both, and no id.
 
-    `eval_data`: names as for `load_sets`, of which the first `eval_questions` of each set are
-    taken, or HELD_OUT for a share of `data` (see `hold_out`).
+    `eval_data`: sets, of each of which the first `eval_questions` are taken, or HELD_OUT.
     """
     train = load_problems(data, **keys)
     if eval_data == HELD_OUT:
@@ -281,10 +267,8 @@ def asked(problem: Problem) -> str:
 
 
 def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]:
-    """`train` without the problems that are also in `held_out`.
-
-    Short texts count as the same also if letters, digits and gold are: typesetting may differ.
-    """
+    """`train` without the problems that are also in `held_out`, even in other typesetting: letters,
+    digits and gold of a short text are enough."""
     def likenesses(problem: Problem) -> set[str]:
         return {fingerprint(problem), problem.answer and f"{letters_of(problem)}={problem.answer}"}
 
@@ -312,21 +296,22 @@ def remember(folder: Path, train: list[Problem], held_out: list[Problem],
              begun: Path | None = None) -> None:
     """Write problems.json of a run's folder, because an evaluation may find the data changed.
 
-    `begun`: the run from which this one begins. What that one has trained on counts here too.
+    What the run `begun`, from which this one begins, has trained on counts here too.
     """
     trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
-    trained |= {fingerprint(replace(problem, shown={}))[:16] for problem in train}
     write_safely(folder / "problems.json", json.dumps(dict(
-        trained=sorted(trained), held_out=[asked(problem) for problem in held_out])))
+        trained=sorted(trained | {*short_hashes(train)}), held_out=[*map(asked, held_out)])))
+
+
+def short_hashes(problems: list[Problem]) -> list[str]:
+    """Of the texts alone, because a question counts as trained on whatever columns are shown."""
+    return [fingerprint(replace(problem, shown={}))[:16] for problem in problems]
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int:
-    """Says how many of these problems the run was trained on, even if its data has changed since.
-
-    The texts alone count, so a question with other columns shown counts as trained on.
-    """
+    """Says how many of these problems the run was trained on, also if its data has changed."""
     trained = {*read_json(folder / "problems.json")["trained"]}
-    count = sum(fingerprint(replace(problem, shown={}))[:16] in trained for problem in problems)
+    count = sum(text in trained for text in short_hashes(problems))
     print(f"{shown(folder)} was trained on {count} of these {counted(len(problems), 'problem')}")
     return count
 
@@ -350,8 +335,7 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
 def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Problem]:
     """Counts golds that math-verify cannot read or that hardly any answer equals, as `about 5`.
 
-    For training it `drop`s the former, if others are left. In an evaluation they stay, because a
-    score counts all questions of its set.
+    For training it `drop`s the former, if others are left. A score counts all questions of its set.
     """
     readable = grader.check_golds([problem.answer for problem in problems])
     sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
@@ -374,10 +358,7 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
 
 # ----------------------------------------------------------------- problems of a built-in model
 def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
-    """Refuses problems of which a built-in model cannot read most, or warns of them.
-
-    It has only ever read the characters of its own problems.
-    """
+    """Refuses problems most of which have characters that a built-in model has never read."""
     if model not in TINY:
         return
     like = [row["problem"] for row in BUILTIN[default_data(model, small=False)]("train", 500)]

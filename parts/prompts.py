@@ -3,10 +3,9 @@
     problems = add_prompts(problems, tokenizer, "reinforce-ada", max_prompt_tokens=1024)
 
 Training and evaluation share them, so a model is evaluated on the prompt it was trained on. The
-template alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/evaluation.md).
-
-A template is one of TEMPLATES, or a file (docs/data.md): .json has turns like those of TEMPLATES,
-for the tokenizer's own chat template; .jinja makes the whole prompt.
+template alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/evaluation.md). It is one
+of TEMPLATES, or a file (docs/data.md): .json has turns for the tokenizer's own chat template, as
+TEMPLATES has them; .jinja makes the whole prompt.
 """
 import contextlib
 import json
@@ -77,8 +76,8 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
 def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
     """The tokenizer's start token, which a chat template or a .jinja file may write itself.
 
-    Some tokenizers, often of fine-tuned models, also append an end token (`add_eos_token`). No
-    prompt may have it, because the model would answer after its own end.
+    An end token that a fine-tuned tokenizer appends (`add_eos_token`) is left out, because the
+    model would answer after its own end.
     """
     start = tokenizer.bos_token
     whole_prompt = is_jinja(template) or template == "none"
@@ -129,9 +128,8 @@ def without_doubled(problems: list, template: str) -> list[str]:
 def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict]) -> list[str]:
     """The prompt of each text. `rows`: of each problem the columns that a .jinja file shows.
 
-    A .jinja file and the tokenizer's chat template are programs from elsewhere, which transformers
-    renders in a sandbox. Where one fails, refuses a system turn, or makes the same prompt of every
-    problem, that becomes a SystemExit of one sentence.
+    Templates are programs from elsewhere, which transformers renders in a sandbox. Raises
+    SystemExit where one fails, refuses a system turn, or makes the same prompt of every problem.
     """
     turns, source = read_template(template)
     if turns is None:
@@ -199,10 +197,10 @@ def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str]:
 def stop_ids(path: str, tokenizer, template: str, more: str = "") -> list[int]:
     """Ids of all tokens that end an answer; a line names them.
 
-    Each model names its ends in another place: Phi-3.5 has <|end|> in generation_config.json alone,
-    and the base model Qwen2.5-Math has <|im_end|> in its chat template alone. So this is the union
-    of all places, of END_TOKENS and of `more` (--stop, joined by commas), without tokens that the
-    model's embedding has no row for. Raises SystemExit if `more` has an unknown token.
+    Phi-3.5 has its <|end|> in generation_config.json alone, and Qwen2.5-Math its <|im_end|> in its
+    chat template alone. So this is the union of all places, of END_TOKENS and of `more` (--stop,
+    joined by commas), without tokens that the model's embedding has no row for.
+    Raises SystemExit if `more` has an unknown token.
     """
     rows = embedding_rows(path)
     vocabulary = {token: i for token, i in tokenizer.get_vocab().items() if i < rows}
@@ -268,10 +266,7 @@ def embedding_rows(path: str) -> int:
 
 
 def require_embedded(path: str, tokenizer, problems: list) -> None:
-    """Raises SystemExit if a prompt has a token for which the model's embedding has no row.
-
-    A tokenizer may have more tokens than the model, as long as none of them is in a prompt.
-    """
+    """Raises SystemExit if a prompt has a token for which the model's embedding has no row."""
     rows = embedding_rows(path)
     for problem in problems:
         largest = max(problem.prompt_ids, default=0)

@@ -11,7 +11,7 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
-from parts.problems import BUILTIN
+from models.problems import BUILTIN
 from parts.text import shown
 from verifier.answers import find_boxes
 
@@ -72,10 +72,8 @@ def read_parquet(path: Path) -> list[dict]:
 
 
 def short_floats(value, kind):
-    """A value of an Arrow type, or a row of a schema, where Python has widened each float32.
-
-    What was written as 1234.56 becomes 1234.56 again, and not 1234.56005859375.
-    """
+    """A value of an Arrow type, or a row of a schema, in which a float32 is 1234.56 again, where
+    Python has made 1234.56005859375 of it."""
     if "float" not in str(kind):
         return value
     if isinstance(value, dict):
@@ -90,14 +88,11 @@ def short_floats(value, kind):
 
 
 def read_csv(path: Path) -> list[dict]:
-    """Strict, because a quote that is never closed would swallow the rest of the file.
-
-    Spreadsheets also separate cells by semicolons or tabs, and the header tells which.
-    """
+    """Strict, because a quote that is never closed would swallow the rest of the file."""
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
     text = path.read_text(encoding="utf-8-sig")
     text = re.sub(r"\A(\s*\n)?(sep=.\n(\s*\n)?)?", "", text)  # Excel writes `sep=;` first
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # spreadsheets have all three
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
     rows, wrong = [], ""
     try:
@@ -179,11 +174,8 @@ def read_hub(name: str, for_training: bool):
 
 
 def ask_hub(repo: str, kind: str = "dataset") -> None:
-    """Raises SystemExit if the hub has no such data set or model.
-
-    If the hub does not answer, only this machine's cache is used from here on, because the hub's
-    own libraries would try again for minutes.
-    """
+    """Raises SystemExit if the hub has no such data set or model. If the hub does not answer, only
+    this machine's cache is used from here on: the hub's libraries would try again for minutes."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -350,13 +342,9 @@ def without_instruction(text: str) -> str:
 
 
 def gold_text(value) -> str:
-    r"""`so #### 12` -> 12; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi.
-
-    After the last `####` the line counts, as in GSM8K; beside a box that is only a heading.
-    """
-    if isinstance(value, list):
-        return ", ".join(filter(None, map(plain_gold, value)))
-    return plain_gold(value)
+    r"""`so #### 12` -> 12; `hence \boxed{x}.` -> x; ["a", "b"] -> a, b; `$\pi$.` -> \pi."""
+    values = value if isinstance(value, list) else [value]
+    return ", ".join(filter(None, map(plain_gold, values)))
 
 
 def plain_gold(value) -> str:
@@ -364,7 +352,7 @@ def plain_gold(value) -> str:
     boxes = find_boxes(text)
     if boxes:
         text = boxes[-1][2] or ""
-    elif "####" in text:
+    elif "####" in text:  # as in GSM8K; beside a box it is a heading
         text = text.rsplit("####", 1)[1].strip().partition("\n")[0]
     if re.fullmatch(r"\\?\$\s*[\d.,]+\s*m", text):
         return text  # millions, not meters

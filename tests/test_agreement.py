@@ -11,12 +11,12 @@ import torch
 from engines import gap, rows_of, serve, smollm
 from models_small import (DENSE, FAMILIES, model_folder, move, plain_logprobs, policy,
                           second)
+from models.problems import chains
 from parts import models
 from parts.engine import seed_everything
 from parts.logprobs import Sequence, head_of, token_logprobs
 from parts.models import SMOLLM, TINY, check_family, own_class, tiny_folder
 from parts.probe import Probe, limits
-from parts.problems import chains
 
 
 def cell(model, dtype="float32", sync="merge", cache="auto", trainer="float32", marks=(), **config):

@@ -55,11 +55,9 @@ def test_drops_are_counted_in_one_line_which_says_whether_all_rows_were_seen(tmp
 
 @pytest.mark.parametrize("pairs, kept", [
     ([("What is 7 + 5?", "12"), ("what is 7+5?", "12")], 1),
-    ([("7F4=?", "16"), ("7f4=?", "16")], 1), ([("7F4=?", "16"), ("7f4=?", "9")], 2),
-    ([("Add 1 23", "24"), ("Add 12 3", "15")], 2),
+    ([("7F4=?", "16"), ("7f4=?", "9")], 2), ([("Add 1 23", "24"), ("Add 12 3", "15")], 2),
     ([("a\u00a0b", "1"), ("a  b", "2")], 1),  # one text cannot have two golds
-    ([("caf\u00e9 3", "1"), ("cafe\u0301 3", "2")], 1),  # nor a text and itself, written on a Mac
-    ([("3\u00b2", "9"), ("32", "32")], 2),  # but a power is no digit
+    ([("3\u00b2", "9"), ("32", "32")], 2),  # a power is no digit
     ([("Shout: ok", ""), ("Shout: OK", "")], 2)])  # with --reward, which needs no golds
 def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agree(pairs, kept):
     """`7F4` and `7f4` may ask for two things: then their golds differ."""
@@ -70,30 +68,20 @@ def test_texts_that_differ_in_case_or_white_space_are_doubles_if_their_golds_agr
 # ---------------------------------------------------------- what of a row the model does not see
 PICK = dict(question="Which of them is a fruit?", choices=["pear", "car"], answer=0, id=7, level=1,
             passage="A pear grows.", context="", hints=[], input=None)
-SYSTEM = dict(role="system", content="Answer in verse.")
-SHOT = [dict(role="user", content="1+1=?"), dict(role="assistant", content="\\boxed{2}")]
+TURNS = [dict(role="user", content="1+1=?"), dict(role="assistant", content="\\boxed{2}"),
+         dict(role="user", content="2+3=?")]
 LLAMA = ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nAnswer in verse.<|eot_id|>"
          "<|start_header_id|>user<|end_header_id|>\n\n2+3=?<|eot_id|>"
          "<|start_header_id|>assistant<|end_header_id|>\n\n")
 
 
-TURNS = [SYSTEM, *SHOT, dict(role="user", content="2+3=?")]
-
-
 @pytest.mark.parametrize("row, keys, unread", [
-    (PICK, {}, "choices, passage, and the golds may be numbers of choices"),
-    (PICK | dict(answer="pear"), {}, "choices, passage"),
-    (PICK, dict(columns="passage,level"),
-     "question, choices, and the golds may be numbers of choices"),
-    (PICK, dict(whole_rows=True), "choices, passage, and the golds may be numbers of choices"),
-    (PICK, dict(shows="{{ row }}"), ""),
-    (PICK, dict(shows="{{ row.choices }}"), "passage"),
-    (PICK, dict(shows="{{ row.passage }} {% for c in row['choices'] %}{% endfor %}"), ""),
-    (PICK, dict(shows="{{ row.items() }}"), ""),
-    (PICK, dict(shows="{% for row in row.choices %}{{ row.text }}{% endfor %}"), ""),
+    (PICK, {}, "choices, passage"), (PICK, dict(whole_rows=True), "choices, passage"),
+    (PICK, dict(columns="passage,level"), "question, choices"),
+    (PICK, dict(shows="{{ row }}"), ""), (PICK, dict(shows="{{ row.choices }}"), "passage"),
     (dict(Body="Tom has 2.", Question="How many?", Answer="2"), {}, ""),
     (dict(Question="?", reward_model=dict(ground_truth="5")), {}, ""),
-    (dict(prompt=TURNS, answer="5"), {}, "prompt"), (dict(prompt=LLAMA, answer="5"), {}, "prompt"),
+    (dict(prompt=LLAMA, answer="5"), {}, "prompt"),
     (dict(messages=TURNS, answer="5"), {}, "messages"),
     (dict(prompt=TURNS, answer="5"), dict(shows="{{ row.prompt }}"), ""),
     (dict(prompt=TURNS[-1:], answer="5"), {}, ""), (dict(prompt="2+3=?", answer="5"), {}, "")])
@@ -111,6 +99,7 @@ def test_columns_and_turns_that_the_model_does_not_see_are_named(
 
 def test_a_column_that_a_template_names_must_be_there(tmp_path):
     file = write(tmp_path, [PICK])
+    load_problems(file, shows="{% for row in row.choices %}{{ row.text }}{% endfor %}")
     for wrong in ("{{ row.choises }}", "{{ row['choises'] }}"):
         with pytest.raises(SystemExit, match="row.choises, but set.jsonl has no such.*passage"):
             load_problems(file, shows="{{ problem }}" + wrong)
@@ -119,19 +108,17 @@ def test_a_column_that_a_template_names_must_be_there(tmp_path):
 
 
 @pytest.mark.parametrize("shows, names", [
-    ("{{ row }}", {*PICK}), ("{% set all = row %}", {*PICK}), ("", set()),
-    ("{% for key, value in row.items() %}{{ key }}{% endfor %}", {*PICK}),
-    ("{% for key in row.keys() %}{{ row[key] }}{% endfor %}", {*PICK}),
-    ("{{ row.values() | join }}", {*PICK}), ("{{ row[ name ] }}", {*PICK}),
-    ("{{ row.get(name) }}", {*PICK}), ("{{ row . choices }}", {"choices"}),
-    ("{{ row[ 'choices' ] }}{{ row.passage }}", {"choices", "passage"}),
-    ("{{ row.get('choices') }}", {"choices"})])
+    *((shows, {*PICK}) for shows in (
+        "{% set all = row %}", "{% for key, value in row.items() %}{{ key }}{% endfor %}",
+        "{% for key in row.keys() %}{{ row[key] }}{% endfor %}", "{{ row.values() | join }}",
+        "{{ row[ name ] }}", "{{ row.get(name) }}")),
+    ("", set()), ("{{ row . choices }}", {"choices"}), ("{{ row.get('choices') }}", {"choices"}),
+    ("{{ row[ 'choices' ] }}{{ row.passage }}", {"choices", "passage"})])
 def test_a_template_is_given_the_columns_that_it_may_show_and_the_grader_is_not(
         shows, names, tmp_path):
     file = write(tmp_path, [PICK])
-    (problem,), (rewarded,), (bare,) = (load_problems(file, shows=shows),
-                                        load_problems(file, shows=shows, whole_rows=True),
-                                        load_problems(file))
+    (problem, rewarded, bare) = sum((load_problems(file, **keys) for keys in (
+        dict(shows=shows), dict(shows=shows, whole_rows=True), {})), [])
     assert problem.shown == rewarded.shown == {name: PICK[name] for name in PICK if name in names}
     assert (problem.answer, problem.row, rewarded.row) == ("0", {}, PICK)
     assert data.digest([problem]) == data.digest([bare]) != data.digest([rewarded])
@@ -154,20 +141,20 @@ def test_what_a_template_shows_of_a_row_tells_problems_apart(tmp_path):
 
 def test_what_the_runs_before_have_trained_on_counts_as_trained_on(tmp_path):
     """A run that begins from a run has its weights, so also what that one has learnt."""
-    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
-    problems = [Problem(f"{i}+1=?", str(i + 1), f"{i}", "s") for i in range(4)]
-    for folder, begun, one in ((first, None, 0), (second, first, 1), (third, second, 2)):
-        folder.mkdir()
-        data.remember(folder, problems[one:one + 1], [], begun)
-    assert [data.count_trained(run, problems) for run in (first, second, third)] == [1, 2, 3]
+    begun, problems = None, [Problem(f"{i}+1=?", str(i + 1), f"{i}", "s") for i in range(4)]
+    for count in (1, 2, 3):
+        run = tmp_path / str(count)
+        run.mkdir()
+        data.remember(run, problems[count:count + 1], [], begun)
+        assert data.count_trained(run, problems) == count
+        begun = run
 
 
 ENGLISH = ["Tom has 7 apples.", "What is 7+5-4?", "7*5=?", "Is it true?"]
 
 
 @pytest.mark.parametrize("model, texts, count", [
-    ("tiny", ENGLISH, 4), ("tiny-moe", ENGLISH, 4), ("tiny-skills", ENGLISH, 4),
-    ("tiny", ["7+5-4=?", "9-3=?\n", "Why?"], 0), ("tiny", ["7F4=?"], 1),
+    ("tiny-moe", ENGLISH, 4), ("tiny", ["7+5-4=?", "9-3=?\n", "Why?"], 0), ("tiny", ["7F4=?"], 1),
     ("tiny-skills", ["7F4=?", "1z9=?"], 0), ("tiny-skills", ["7+4=?"], 1),
     ("Qwen2.5-Math-1.5B", ENGLISH, 0)])
 def test_a_built_in_model_is_not_trained_on_what_it_cannot_read(model, texts, count, capsys):
@@ -175,27 +162,22 @@ def test_a_built_in_model_is_not_trained_on_what_it_cannot_read(model, texts, co
     if not count:
         data.check_readable(model, problems, refuse=True)
         return
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=(
+            rf"^{model} reads only problems like \d[\dA-Za-z+-]+=\?, but {count} of {len(texts)} .*"
+            rf"{re.escape(repr(texts[0]))}: .* SmolLM2-135M-Instruct .*\.$")) as stop:
         data.check_readable(model, problems, refuse=True)
     data.check_readable(model, problems, refuse=False)
-    why = str(stop.value)
-    assert capsys.readouterr().out == f"WARNING: {why}\n"
-    assert re.match(rf"{model} reads only problems like \d[\dA-Za-z+-]+=\?, but", why)
-    assert f"{count} of {len(texts)}" in why and repr(texts[0]) in why
-    assert "SmolLM2-135M-Instruct" in why and why.endswith(".")
+    assert capsys.readouterr().out == f"WARNING: {stop.value}\n"
 
 
 # -------------------------------------------------------------------------------- several sets
 def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
-    """Pass rates and reports are kept by id: one id for two problems would mix them up."""
+    """Pass rates and reports are kept by id."""
     one, two = numbered(tmp_path / "a", 3), numbered(tmp_path / "b", 3, start=3)
-    first, second = load_problems(f"{one},{two}")[::3]
-    assert (first.source, first.id) == ("train.jsonl", "train.jsonl/train/0")
-    assert (second.source, second.id) == ("train.jsonl#2", "train.jsonl#2/train/0")
-    sets = data.load_sets(f"{one},{two},{one}", for_training=False)
-    assert [{p.source for p in problems} for problems in sets] == [
-        {"train.jsonl"}, {"train.jsonl#2"}, {"train.jsonl#3"}]
-    assert len({p.id for problems in sets for p in problems}) == 9
+    assert [(p.source, p.id) for p in load_problems(f"{one},{two}")[::3]] == [
+        ("train.jsonl", "train.jsonl/train/0"), ("train.jsonl#2", "train.jsonl#2/train/0")]
+    problems = load_problems(f"{one},{two},{one}", for_training=False)
+    assert len({p.id for p in problems}) == len(problems) == 9
     train, held_out = data.load_train_and_held_out(one, two)
     assert [p.id for p in train + held_out] == [
         f"train.jsonl/{split}/{i}" for split in ("train", "test") for i in range(3)]
@@ -227,11 +209,10 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
     keys = dict(columns="frage,antwort")
     loaded = load_problems(f"math500,{mine}", for_training=False, **keys)
     assert [(p.problem, p.answer) for p in loaded] == [("known", "1"), ("mine", "2")]
-    train, held_out = data.load_train_and_held_out(mine, "math500", columns="frage")
-    assert [p.problem for p in train + held_out] == ["mine", "known"]
     other = write(tmp_path, [dict(frage="theirs", answer="4", problem="not this")], "other.jsonl")
-    train, held_out = data.load_train_and_held_out(mine, other, columns="frage")
-    assert [p.problem for p in train + held_out] == ["mine", "theirs"]
+    for name, text in (("math500", "known"), (other, "theirs")):
+        train, held_out = data.load_train_and_held_out(mine, name, columns="frage")
+        assert [p.problem for p in train + held_out] == ["mine", text]
 
 
 # ---------------------------------------------------------------------------------------- odd golds
@@ -242,10 +223,9 @@ def with_golds(*golds, source="s") -> list[Problem]:
 @pytest.mark.parametrize("drop, fate", [
     (True, "dropped"), (False, "only the same string is right")])
 def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(drop, fate, capsys):
-    golds = ["TODO"] * 9 + ["nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C"]
-    golds += ["?\x1b[2J", "??"]
-    problems, grader = with_golds(*golds), SimpleNamespace(
-        check_golds=lambda golds: ["?" not in gold for gold in golds])
+    problems = with_golds(*["TODO"] * 9, "nan", "2,0", "about 5", "12", r"\frac12", "(1,2)", "C",
+                          "?\x1b[2J", "??")
+    grader = SimpleNamespace(check_golds=lambda golds: ["?" not in gold for gold in golds])
     kept = data.check_golds(problems, grader, drop)
     assert kept == (problems[:-2] if drop else problems)
     assert capsys.readouterr().out.splitlines() == [
@@ -330,15 +310,13 @@ def test_whatever_happens_to_the_file_nothing_trained_on_is_asked_as_held_out(
     assert data.count_trained(folder, train) == len(train)
 
 
-MAC = [tuple(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
-       for text in ("Un caf\u00e9 de plus ?", "\uac00 + 1", "\u00c5" * 40)]  # a Mac's accents
 COWS = "A farmer has 12 cows and buys 5 more of them."
 
 
 @pytest.mark.parametrize("text, like", [
-    *MAC, (COWS, f" {COWS}\n"),
-    (COWS, f"{COWS} {BOX}"),
-    (COWS, COWS + "\nPlease reason step by step, and put your final answer within \\boxed{}.\n")])
+    *(tuple(unicodedata.normalize(form, text) for form in ("NFC", "NFD"))  # as a Mac writes it
+      for text in ("Un caf\u00e9 de plus ?", "\u00c5" * 40)),
+    (COWS, f" {COWS}\n"), (COWS, f"{COWS} {BOX}")])
 def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path):
     """It is not there twice, nor held out and trained on."""
     one, other = (Problem(each, "8", each, "s") for each in (text, like))
@@ -355,8 +333,6 @@ def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, ca
     assert [p.source for p in held_out] == ["2.jsonl"] * 4 + ["3.jsonl"] * 4
     assert len(train) == 7
     assert "dropped 2 training problems that the held-out" in capsys.readouterr().out
-    data.load_train_and_held_out(one, two, eval_questions=1)
-    assert "dropped 1 training problem that the held-out" in capsys.readouterr().out
 
 
 def test_overlap_ignores_typesetting_but_not_arithmetic():
@@ -403,13 +379,11 @@ def test_a_stream_shows_every_problem_once_per_epoch():
 
 # ------------------------------------------------------------------------------ defaults, built-in
 def test_ones_own_data_is_held_out_of_itself():
-    for own in ("mine.jsonl", "someone/chemistry",
-                "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
+    for own in ("mine.jsonl", "agentica-org/DeepScaleR-Preview-Dataset,mine.jsonl"):
         assert data.default_eval_data(own) == data.HELD_OUT
     skills = data.default_data("tiny-skills", small=False)
     assert data.default_eval_data(skills) == skills == "builtin-skills"
     for model in ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-4B"):
         assert data.default_eval_data(data.default_data(model, small=False)) == "math500"
         assert data.default_template(model, small=False) == "reinforce-ada"
-        assert data.default_template(model, small=False, reward="mine.py:score") == "chat"
-    assert data.default_template("SmolLM2-135M-Instruct", True, reward="mine.py:score") == "chat"
+        assert data.default_template(model, small=True, reward="mine.py:score") == "chat"

@@ -17,11 +17,11 @@ from ada_sampler import SamplerConfig, collect
 from engines import gap, rows_of, serve
 from models import make
 from models_small import move
+from models.problems import chains
 from parts import engine as engine_module
 from parts.engine import Engine, EngineForSampler, Rollout, adapter_options
 from parts.grader import Verdict
 from parts.models import tiny_folder
-from parts.problems import chains
 
 FOLDER = tiny_folder()  # its responses end by themselves now and then, or are cut off at 12 tokens
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from models import make
+from models.problems import chains
 from parts.models import TINY, load_tokenizer, tiny_folder
-from parts.problems import chains
 
 
 def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer():
@@ -30,22 +30,20 @@ def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer
         assert abs(sum(found) / len(found) - expected) < 0.12
 
 
-@pytest.mark.parametrize("name, elsewhere", [*((name, False) for name in TINY), ("tiny", True)])
-def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name, elsewhere, tmp_path):
+@pytest.mark.parametrize("name", TINY)
+def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name, tmp_path):
     """AutoTokenizer would not: it gives a Qwen2 its family's, which knows no two-digit token."""
-    folder = tiny_folder(name)
-    if elsewhere:  # as an export is
-        folder = str(shutil.copytree(folder, tmp_path / "copy"))
-    loaded, built = load_tokenizer(folder), make.build_tokenizer()
+    folder = shutil.copytree(tiny_folder(name), tmp_path / "copy")  # elsewhere, as an export is
+    loaded, built = load_tokenizer(str(folder)), make.build_tokenizer()
     for text in ("7+15-4=?\n\\boxed{18}", "1230 apples, 5½ each", "x<|user|>10<|endoftext|>",
                  "Zoë paid 3½ € for π\t\x00"):
         assert loaded.encode(text) == built.encode(text)
         assert built.decode(built.encode(text)) == text
     assert len(built.encode("10+99")) == 3 and len(built) <= 384
-    chat = dict(conversation=[{"role": "user", "content": "1+2=?"}], add_generation_prompt=True,
-                tokenize=False)
     for tokenizer in (loaded, built):
-        assert tokenizer.apply_chat_template(**chat) == "<|user|>1+2=?<|assistant|>"
+        assert tokenizer.apply_chat_template(
+            [dict(role="user", content="1+2=?")], add_generation_prompt=True,
+            tokenize=False) == "<|user|>1+2=?<|assistant|>"
         assert (tokenizer.eos_token, tokenizer.pad_token) == (make.END, make.PAD)
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from helpers import ROOT, lines, run_program
+from models.problems import chains
 from parts.config import Settings
 from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
 from parts.grader import OwnReward
-from parts.problems import chains
 
 
 MINE = '''

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from helpers import ROOT
@@ -15,8 +16,7 @@ from parts.prompts import add_prompts, require_embedded, stop_ids
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEPS = "Let's think step by step and output the final answer within \\boxed{}."
@@ -77,8 +77,6 @@ def test_templates_to_the_letter(qwen, template):
 def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content, starts):
     """By the tokenizer, unless a template does; a chat template may want none. A tokenizer that
     also appends its end token, as after fine-tuning, must not end the prompt with it."""
-    from tokenizers.processors import TemplateProcessing
-
     tokenizer.bos_token, first = "<|pad|>", tokenizer.convert_tokens_to_ids("<|pad|>")
     template = str(file(tmp_path, template, content)) if content else template
     for single in ("<|pad|> $A", "<|pad|> $A <|endoftext|>"):  # the second: add_eos_token
@@ -108,43 +106,27 @@ def with_row(text, **row):
     return Problem(text, "2", text, "s", shown=dict(question=text, **row))
 
 
-PICK = """{{ row.question }}
-{% for choice in row['choices'] %}
-{{ loop.index0 }}) {{ choice }}
-{% endfor %}
-"""
-
-
 def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path, capsys):
-    template = str(file(tmp_path, "pick.jinja", PICK))
-    problems = [with_row("Which?", choices=["pear", "car"]), with_row("Who?", choices=["I"]),
-                with_row("What?")]
-    made = add_prompts(problems, tokenizer, template, 700)
-    assert [p.prompt for p in made] == [
-        "Which?\n0) pear\n1) car\n", "Who?\n0) I\n", "What?\n"]
-    assert made[0].answer == "2"
-    assert len(add_prompts(problems[:1], tokenizer, template, 700)) == 1
-    same = str(file(tmp_path, "same.jinja", "{{ row.choices }}"))
-    assert "does not show" not in capsys.readouterr().out
-    add_prompts([with_row("a", choices=["b"]), with_row("b", choices=[])], tokenizer, same, 700)
-    assert "same.jinja does not show the problem, such as 'a': write" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="same.jinja does not show the problem, such as 'a'"):
-        add_prompts([with_row("a", choices=[]), with_row("b", choices=[])], tokenizer, same, 700)
-    for source, expected in {"{{ row.a }}": True, "{{ row['a'] }}": True, "{{ problem }}": False,
-                             "{{ rows }}": False}.items():
-        found = prompts.shown_by(str(file(tmp_path, "a.jinja", source)))
-        assert found == (source if expected else "")
-    assert prompts.shown_by("chat") == prompts.shown_by("row.json") == ""
+    def prompts_of(name, source, *problems):
+        template = str(file(tmp_path, name, source))
+        return [p.prompt for p in add_prompts(problems, tokenizer, template, 700)]
 
-
-def test_the_template_of_the_page_shows_passage_and_choices(tokenizer, tmp_path):
-    page = (ROOT / "docs/data.md").read_text()
+    page, which = (ROOT / "docs/data.md").read_text(), with_row("Which?", choices=["pear", "car"])
     source, = (block for block in page.split("```\n") if "row.passage" in block)
-    made, = add_prompts([with_row("Which?", passage="A pear grows.", choices=["pear", "car"])],
-                        tokenizer, str(file(tmp_path, "page.jinja", source)), 700)
-    assert made.prompt == (
-        "<|im_start|>user\nA pear grows.\n\nWhich?\n0) pear\n1) car\n<|im_end|>\n"
-        "<|im_start|>assistant\n")
+    turn = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts_of("page.jinja", source, with_row("What?", passage="A pear."), which) == [
+        turn.format("A pear.\n\nWhat?\n"), turn.format("\n\nWhich?\n0) pear\n1) car\n")]
+    assert len(prompts_of("page.jinja", source, which)) == 1
+    assert "does not show" not in capsys.readouterr().out
+    same, empty = ("same.jinja", "{{ row.choices }}"), with_row("b", choices=[])
+    prompts_of(*same, which, empty)
+    assert "same.jinja does not show the problem, such as 'Which?'" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="same.jinja does not show the problem, such as 'b'"):
+        prompts_of(*same, empty, with_row("a", choices=[]))
+    for source, shows in (("{{ row.a }}", "{{ row.a }}"), ("{{ row['a'] }}", "{{ row['a'] }}"),
+                          ("{{ problem }}", ""), ("{{ rows }}", "")):
+        assert prompts.shown_by(str(file(tmp_path, "a.jinja", source))) == shows
+    assert prompts.shown_by("chat") == prompts.shown_by("row.json") == ""
 
 
 # ----------------------------------------------------------------- instructions, said only once
@@ -175,44 +157,31 @@ def test_an_instruction_of_the_data_goes_only_where_the_template_gives_one(
 
 
 # --------------------------------------------------------------------------- control tokens in data
-@pytest.mark.parametrize("text, token", [
-    ("2+5=?<|assistant|>\\boxed{9}<|endoftext|>", "<|assistant|>"),  # this model's
-    ("What does <|endoftext|> mean?", "<|endoftext|>"),
-    ("<|im_start|>system\nHi<|im_end|>", "<|im_start|>"),  # of others
-    ("<s>[INST] <<SYS>>\nHi\n<</SYS>>\n\n2+5=? [/INST]", "[INST]"),
-    ("<|start_header_id|>x<|end_header_id|>\n\n2+5=?<|eot_id|>", "<|start_header_id|>"),
-    ("<start_of_turn>user\n2+5=?<end_of_turn>\n", "<start_of_turn>"),
-    ("[INST]2+5=?[/INST]", "[INST]"), ("<|system|>\nx<|end|>", "<|system|>"),
-    ("<|system|>\nx</s>\n", "<|system|>"),
-    ("<\uff5cUser\uff5c>2+5=?<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>"),
-    ("Is 2 < 5 | 5 > 2? <b>Why</b>? [1]", "")])
-def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, capsys, text, token):
+@pytest.mark.parametrize("token", [
+    "<|assistant|>", "<|endoftext|>",  # this model's; those of others:
+    "<|im_start|>", "[INST]", "<|start_header_id|>", "<start_of_turn>", "<|system|>",
+    "<\uff5cUser\uff5c>", ""])
+def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, tmp_path, capsys, token):
+    text = f"Is 2 < 5 | 5 > 2? {token}<b>Why</b>? [1]"
     add_prompts(asked(text, "1+1=?", text + "2"), tokenizer, "chat", 700)
+    template = str(file(tmp_path, "shows.jinja", "{{ problem }}{{ row.passage }}"))
+    add_prompts([with_row("Who?", passage=text)], tokenizer, template, 700)
     said = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert len(said) == bool(token)
-    if token:
-        assert "there are control tokens in 2 of 3 problems" in said[0]
-        assert f"such as {token} in " in said[0] and "--template none" in said[0]
-
-
-def test_control_tokens_in_a_column_that_is_shown_are_counted_too(tokenizer, tmp_path, capsys):
-    template = str(file(tmp_path, "pick.jinja", "{{ problem }}{{ row.passage }}"))
-    add_prompts([with_row("Who?", passage="It ends.<|endoftext|>")], tokenizer, template, 700)
-    assert "in 1 of 1 problem, such as <|endoftext|> in" in capsys.readouterr().out
+    for line, count in zip(said, ("2 of 3 problems", "1 of 1 problem"), strict=bool(token)):
+        assert f"control tokens in {count}, such as {token} in " in line
+        assert token and "--template none" in line
 
 
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
-    ("{{ question }}", "chat does not show the problem, such as '1+1=?'"),
+    ("{{ question }}", "does not show the problem, such as '1\\+1=\\?'"),
     (None, "tokenizer.chat_template is not set")])
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=f"--template chat .*{words}.*: take none, which") as stop:
         add_prompts(asked("1+1=?", "1+2=?"), tokenizer, "chat", 50)
-    assert words in str(stop.value) and "--template" in str(stop.value)
-    assert "take none, which needs no chat template" in str(stop.value)
     assert str(stop.value).isprintable()
 
 
@@ -233,8 +202,6 @@ def test_over_long_prompts_are_dropped_and_lengths_reported(tokenizer, capsys):
 
 
 # -------------------------------------------------------------------------- the end of an answer
-LLAMA = ("{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-         "{{ m.content }}<|eot_id|>{% endfor %}")
 PHI = ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
        "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}")
 GEMMA = ("{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
@@ -252,10 +219,6 @@ LAYOUTS = {
                 "<|endoftext|> <|assistant|> <|end|>"),
     "Gemma-it": ("<eos>", "<pad>", ["<eos>", "<end_of_turn>"], "<eos>",
                  "<pad> <eos> <bos> <start_of_turn> <end_of_turn>", GEMMA, "<eos> <end_of_turn>"),
-    "Llama 3.1": ("<|eot_id|>", "<|finetune_right_pad_id|>",
-                  ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], "<|end_of_text|>",
-                  "<|end_of_text|> <|finetune_right_pad_id|> <|start_header_id|> <|eom_id|> "
-                  "<|eot_id|>", LLAMA, "<|end_of_text|> <|eom_id|> <|eot_id|>"),
     "Qwen2.5-Math": ("<|endoftext|>", "<|endoftext|>", "<|endoftext|>", "<|endoftext|>",
                      "<|endoftext|> <|im_start|> <|im_end|>", QWEN, "<|endoftext|> <|im_end|>"),
     "Mistral": ("</s>", "[PAD]", None, "</s>", "<s> </s> [INST] [/INST] [PAD]", MISTRAL, "</s>"),
@@ -300,15 +263,13 @@ def test_an_answer_ends_at_every_token_that_a_model_ends_its_turns_with(layout, 
 
 def test_the_template_in_use_decides_which_turn_is_meant(tmp_path):
     path, words = model_with(tmp_path / "model", *LAYOUTS["Granite, base"][:-1])
-    names = {"none": "", "chat": "<|end_of_turn|>"}
-    for number, (source, end) in enumerate([
-            ("{{ problem }}", ""),  # it has no assistant's turn
-            ("{{ problem }}{{ row.choices.first }}{{ messages[0].content }}", ""),  # nor this one
-            ("{% for m in messages %}{{ m.content }}<|pad|>{% endfor %}", "<|pad|>"),
-            ("<|pad|>{{ messages[0].content }}<|pad|>", ""),
-            ("{% for m in messages %}{{ m.content }}\n### {% endfor %}", "")]):
-        names[str(file(tmp_path, f"{number}.jinja", source))] = end
-    for template, end in names.items():
+    for template, source, end in (
+            ("none", "", ""), ("chat", "", "<|end_of_turn|>"),
+            ("1.jinja", "{{ problem }}", ""),  # it has no assistant's turn
+            ("2.jinja", "{{ row.choices.first }}{{ messages[0].content }}", ""),  # nor this one
+            ("3.jinja", "{% for m in messages %}{{ m.content }}<|pad|>{% endfor %}", "<|pad|>"),
+            ("4.jinja", "{% for m in messages %}{{ m.content }}\n### {% endfor %}", "")):
+        template = str(file(tmp_path, template, source)) if source else template
         assert ends_of(path, words, template) == {"<|end_of_text|>", *end.split()}, template
 
 
@@ -336,8 +297,7 @@ def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
 
 # -------------------------------------------------------------------------- beyond the embedding
 def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path, capsys):
-    """Not a tokenizer with more tokens than the model, as long as none is in a prompt: such an
-    end cannot be written."""
+    """A tokenizer with more tokens than the model is fine, if none of them is in a prompt."""
     path, words = model_with(tmp_path / "model", *LAYOUTS["Qwen2.5-Math"][:-1])
     words.add_tokens([AddedToken(f"<{i}>", special=True) for i in range(40)])
     words.eos_token, first = "<39>", words.convert_ids_to_tokens(384)  # the model has 384 rows

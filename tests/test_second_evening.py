@@ -93,7 +93,7 @@ def test_it_is_short_imports_the_sampler_and_the_toy_only_and_says_what_is_elsew
     assert len(code.splitlines()) <= 200
     project = {path.stem for path in ROOT.iterdir()}
     of_project = {name for name in imports(FILE) if name.split(".")[0] in project}
-    assert of_project == {"ada_sampler", "parts.problems"}
+    assert of_project == {"ada_sampler", "models.problems"}
     elsewhere = re.findall(r"[\w/]+\.py", code.split("# What is missing here")[1])
     assert len(elsewhere) >= 6 and all((ROOT / file).exists() for file in elsewhere)
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from helpers import SMALL, lines, run_program
+from models.problems import chains
 from parts.folder import append
 from parts.models import tiny_folder
 from explorer.panels import PANELS, drawn_rows
-from parts.problems import chains
 
 pytestmark = pytest.mark.engine
 

@@ -40,22 +40,18 @@ def write(file, family: str, lacks: str = "") -> dict:
     """A GGUF file of a small model of this family. Returns the weights that it holds."""
     model = load_model(model_folder(family), "float32")
     config, tokens = model.config, AutoTokenizer.from_pretrained(ROOT / "models" / "tiny")
-    writer, held = gguf.GGUFWriter(file, family), {}
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(256)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
     words = sorted(tokens.get_vocab(), key=tokens.get_vocab().get)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(words + [f"<unused{i}>" for i in range(len(words), config.vocab_size)])
     merges = json.loads((ROOT / "models/tiny/tokenizer.json").read_text())["model"]["merges"]
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_eos_token_id(tokens.eos_token_id)
-    writer.add_chat_template(TURN)
+    writer, held = gguf.GGUFWriter(file, family), {}
+    for what, value in dict(
+            block_count=config.num_hidden_layers, context_length=256,
+            embedding_length=config.hidden_size, feed_forward_length=config.intermediate_size,
+            head_count=config.num_attention_heads, head_count_kv=config.num_key_value_heads,
+            layer_norm_rms_eps=config.rms_norm_eps, vocab_size=config.vocab_size,
+            tokenizer_model="gpt2", eos_token_id=tokens.eos_token_id, chat_template=TURN,
+            token_list=words + [f"<unused{i}>" for i in range(len(words), config.vocab_size)],
+            token_merges=[" ".join(pair) for pair in merges]).items():
+        getattr(writer, f"add_{what}")(value)
     for name, value in model.state_dict().items():
         value, there = value.numpy(), name
         for old, new in NAMES.items():
@@ -96,17 +92,16 @@ def test_the_folder_holds_the_files_weights_and_its_chat_template(tmp_path, caps
 def test_what_cannot_be_read_ends_in_one_sentence_and_leaves_no_folder(tmp_path):
     made, good = tmp_path / "made", tmp_path / "good.gguf"
     write(good, "qwen2")
-    whole = good.read_bytes()
-    files = {
-        "absent.gguf": (None, "no file"),
-        "text.gguf": (b"a text", "not a GGUF file"),
-        "cut.gguf": (whole[:len(whole) // 2], "cannot read"),
-        "a-00001-of-00002.gguf": (whole, "one of several parts"),
-        "odd.gguf": (whole.replace(b"qwen2", b"qwen9"), "cannot read.*qwen9")}
     write(tmp_path / "lacks.gguf", "qwen2", lacks="blk.1.ffn_up.weight")
-    files["lacks.gguf"] = ((tmp_path / "lacks.gguf").read_bytes(), "no weights for .*1.mlp.up_proj")
-    for name, (content, reason) in files.items():
-        if content is not None:
+    whole = good.read_bytes()
+    for name, content, reason in (
+            ("absent.gguf", b"", "no file"),
+            ("lacks.gguf", b"", "no weights for .*1.mlp.up_proj"),
+            ("text.gguf", b"a text", "not a GGUF file"),
+            ("cut.gguf", whole[:len(whole) // 2], "cannot read"),
+            ("a-00001-of-00002.gguf", whole, "one of several parts"),
+            ("odd.gguf", whole.replace(b"qwen2", b"qwen9"), "cannot read.*qwen9")):
+        if content:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(SystemExit, match=reason):
             widen.main([str(tmp_path / name), str(made)])

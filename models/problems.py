@@ -5,8 +5,7 @@ must be right, so the number of operations (1 to 6) spreads pass rates over the 
 
 **Skills**: 48 letters that hide a digit each. `7F4=?` asks for 7 + 4 + the digit of F, which no
 problem reveals. The model `tiny-skills` writes down what it believes F to be: `F=5\\n\\boxed{16}`.
-BELIEF makes its pass@k, from k = 1 to 256, close to that of Qwen2.5-Math-1.5B in Reinforce-Ada's
-paper (v1, Fig. 2). Learning one letter says nothing about another.
+BELIEF makes its pass@k close to that of Qwen2.5-Math-1.5B in Reinforce-Ada's paper (v1, Fig. 2).
 
 **Words**: texts of one or two steps from templates, for a model of 135 M parameters, whose pass
 rates differ by kind, as those of large models do on hard mathematics.
@@ -141,9 +140,9 @@ HARD = ("divide", "times and more", "multiply (large)", "two steps (large)")
 WITHIN_REACH = tuple(kind for kind in KINDS if kind not in HARD)
 
 
-def words(split: str, count: int, seed: int = 0) -> list[dict]:
+def words(split: str, count: int) -> list[dict]:
     """`count` problems, no text twice, all kinds in turn; hard ones half as often in training."""
-    rng, rows = random.Random(f"words/{split}/{seed}"), {}
+    rng, rows = random.Random(f"words/{split}/0"), {}
     turn = KINDS if split == "test" else (*KINDS, *WITHIN_REACH)
     while len(rows) < count:
         level = turn[len(rows) % len(turn)]
@@ -160,7 +159,7 @@ def word_problem(rng: random.Random, level: str) -> tuple[str, int]:
     low, high = SIZES[level.removeprefix(kind)]
     texts, answer = TEXTS[kind]
     a, b = rng.randint(low, high), rng.randint(low, high)
-    # a factor stays small: nobody multiplies two large numbers in the head
+    # Nobody multiplies two large numbers in the head, so one factor stays small.
     most = 9 if kind in ("multiply", "divide", "times and more") else min(a, b) - 1
     c = rng.randint(2, max(2, most))
     (n, m), t, x = rng.sample(NAMES, 2), rng.choice(THINGS), rng.choice(BOXES)
