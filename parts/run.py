@@ -202,7 +202,7 @@ def make_optimizer(policy, config: Config):
 
 def start_probe(config: Config, engine: Engine, policy, held_out: list) -> Probe:
     """The probe, with texts that the engine writes now, from the base weights."""
-    reseed(config.seed, "probe")
+    seed_all(config.seed, "probe")
     bounds = limits(
         config.dtype, config.rollout_dtype, config.kv_cache_dtype, bool(policy.routing))
     # - 1: vLLM adds a token to a text that it scores.
@@ -223,7 +223,7 @@ def try_largest_batch(run: Run) -> None:
     run.engine.wake()
 
 
-def reseed(*parts) -> random.Random:
+def seed_all(*parts) -> random.Random:
     """Seed every generator from (seed, step, phase), so that no phase depends on an earlier one."""
     rng = random.Random("/".join(map(str, parts)))
     seed_everything(rng)
@@ -231,7 +231,7 @@ def reseed(*parts) -> random.Random:
 
 
 # ------------------------------------------------------------------ after a step
-def record(step: int, groups, metrics: dict, run: Run) -> None:
+def log_and_save(step: int, groups, metrics: dict, run: Run) -> None:
     """Log a finished step, then save it. Raises SystemExit, one sentence, if the run goes wrong.
 
     seconds_save is what the checkpoint before took, because this step's is written after its log.
@@ -283,7 +283,7 @@ def checkpoint(run: Run) -> None:
     run.seconds_save = seconds["seconds_save"]
 
 
-def show(metrics: dict, run: Run) -> None:
+def update_bar(metrics: dict, run: Run) -> None:
     """Put the step's numbers beside the progress bar."""
     averages = ", ".join(f"{avg:.2f}" for avg in run.accuracy.values())
     held_out = f"held-out {averages}  " if averages else ""
@@ -424,7 +424,7 @@ def resume(run: Run, newest: Path | None) -> None:
         run.accuracy[row["data"]] = row["avg"]
 
 
-def finish(run: Run, bootstrap) -> None:
+def close_run(run: Run, bootstrap) -> None:
     """End the tracker, draw the curves, and say what was gained and how to go on.
 
     `bootstrap` is that of eval.py, which gives the interval of a mean.
@@ -485,7 +485,7 @@ def python() -> str:
 
 
 @contextlib.contextmanager
-def last_words(flags: Flags):
+def say_how_to_resume(flags: Flags):
     """Around the whole program: however it ends, it says what is saved and how to go on.
 
     Ctrl-C and SIGTERM end it as sys.exit does, so temporary folders are removed. The exit code

@@ -91,7 +91,8 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     assert lines[2] == "WARNING: 1 of these 4 answers got no verdict: raised, it fell"
     assert (run.accuracy, run.drawn) == (dict(easy=0.5, hard=0.25), [run.folder])
     run.bar, run.config = MagicMock(), replace(run.config, reward="mine.py:score")
-    running.show(dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3), run)
+    metrics = dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3)
+    running.update_bar(metrics, run)
     assert run.bar.set_postfix_str.call_args.args == (
         "reward 0.10  held-out 0.50, 0.25  samples 9  no signal 30%",)
     line = running.evaluation_line("", dict(avg=-3.5, ci_low=-4, ci_high=9, correct=0.25), run)
@@ -105,7 +106,7 @@ def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
         monkeypatch.setattr(running, "watch", lambda *_: "no hope" * (step == 3))
         metrics = metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         with pytest.raises(SystemExit) if step == 3 else contextlib.nullcontext():
-            running.record(step, [], metrics, run)
+            running.log_and_save(step, [], metrics, run)
         assert metrics == metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         assert run.state["step"] == step
     assert [folders.step_of(path) for path in folders.checkpoints(run.folder)] == [2, 3]
@@ -129,7 +130,7 @@ def test_the_first_step_of_a_start_says_how_long_the_others_may_take(
     run.config = replace(run.config, steps=steps, eval_every=every)
     run.state["step"] = run.after_step = after
     for step in (after + 1, after + 2):
-        running.record(step, [], metrics_of(seconds=seconds), run)
+        running.log_and_save(step, [], metrics_of(seconds=seconds), run)
         said = capsys.readouterr().out
         assert said == (f"estimated from step {step} alone: {words}\n" if words else "")
         words = ""  # once
@@ -177,7 +178,7 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     ends, code, words = ENDS[how]
     closed = []
     with pytest.raises(SystemExit) as ended, \
-            running.last_words(settled(name="mine")), \
+            running.say_how_to_resume(settled(name="mine")), \
             contextlib.ExitStack() as stack:
         stack.callback(closed.append, True)  # as the temporary folders' are
         ends()
@@ -192,14 +193,14 @@ def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys,
     (io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "\\u6570\n"), (io.StringIO(), "\u6570\n")])
 def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out, said):
     monkeypatch.setattr(sys, "stdout", out)
-    with running.last_words(settled(name="mine")):
+    with running.say_how_to_resume(settled(name="mine")):
         print("\u6570")
     assert out.seek(0) == 0 and out.read() == said
 
 
 def test_a_sentence_of_the_programs_own_stays(handlers):
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
-            running.last_words(settled(name="mine")):
+            running.say_how_to_resume(settled(name="mine")):
         raise SystemExit("Engine and trainer disagree.")
 
 
@@ -254,15 +255,15 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(
     assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
     assert first["resume"] == "allow"
     running.record_evaluation([], dict(builtin=EVALUATED), run)
-    running.record(21, [], metrics_of(verdicts=dict(correct=7)), run)
+    running.log_and_save(21, [], metrics_of(verdicts=dict(correct=7)), run)
     running.record_evaluation([], dict(a=EVALUATED, b=EVALUATED), run)
     assert tracker.points["held_out/avg", 20] == tracker.points["train/loss", 21] == 0.5
     assert ("train/verdicts", 21) not in tracker.points
     assert {("held_out/a/avg", 21), ("held_out/b/avg", 21)} <= tracker.points.keys()
-    running.finish(run, bootstrap)
+    running.close_run(run, bootstrap)
     assert tracker.finish.call_count == 1
     tracker.log = tracker.init = MagicMock(side_effect=ConnectionError("no network\x1b[2J"))
-    running.record(22, [], metrics_of(), run)  # one that fails costs a warning
+    running.log_and_save(22, [], metrics_of(), run)  # one that fails costs a warning
     said = capsys.readouterr().out
     assert f"WARNING: step 22 did not reach {name} (ConnectionError: no network" in said
     assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 22
@@ -325,7 +326,7 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
     for step in range(1, 11):
-        running.record(step, groups(1), metrics_of(), run)
+        running.log_and_save(step, groups(1), metrics_of(), run)
     for name in ("metrics.jsonl", "groups.jsonl"):  # killed before the checkpoint of step 11
         folders.append(run.folder / name, dict(step=11))
 
@@ -353,7 +354,7 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
     monkeypatch.setattr(running, "expand", dict(both="ab").get)  # one name for several sets
     run.config = replace(run.config, eval_data="both", eval_every=5)
     for step in range(1, 11):
-        running.record(step, [], metrics_of(), run)
+        running.log_and_save(step, [], metrics_of(), run)
     for step, parts in ((5, ["answers", "a", "b"]), (10, written)):
         for name in parts:
             log = "answers.jsonl" if name == "answers" else "eval.jsonl"
@@ -446,7 +447,7 @@ def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsy
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
     for step, more in ((30, 200), (150, 300)):
         run.state["step"], run.config = step, replace(run.config, steps=step)
-        running.finish(run, bootstrap)
+        running.close_run(run, bootstrap)
         *_, look, go_on = capsys.readouterr().out.splitlines()
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
@@ -475,7 +476,7 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
     run.state["step"], run.config = 30, replace(run.config, steps=30)
     for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):
         answered(run, step, a=rewards)
-    running.finish(run, bootstrap)
+    running.close_run(run, bootstrap)
     said = capsys.readouterr().out
     change = bootstrap([[after - before for before, after in zip(then, now)]])
     numbers = [f"{100 * change[key]:+.1f}" for key in ("avg", "ci_low", "ci_high")]
@@ -491,7 +492,7 @@ def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own
     run.state["step"], run.config = 30, replace(run.config, reward="mine.py:score")
     answered(run, 0, a=[-2.5, 4], b=[1] * 40)
     answered(run, 30, b=[0.5] * 40, a=[1])
-    running.finish(run, bootstrap)
+    running.close_run(run, bootstrap)
     first, second = [line for line in capsys.readouterr().out.splitlines() if "minus first" in line]
     assert "reward on a, last evaluation minus first, question by question: +3.5 (no" in first
     assert second == (
@@ -505,7 +506,7 @@ def test_a_run_without_its_first_evaluation_says_why_it_compares_nothing(run, ca
     run.state["step"], run.config = 30, replace(run.config, eval_first=not skipped)
     answered(run, 20, a=THEN)
     answered(run, 30, a=THEN)
-    running.finish(run, bootstrap)
+    running.close_run(run, bootstrap)
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "cannot be said" in line]
     assert ("--no-eval-first" in said) == skipped and ("answers.jsonl" in said) != skipped
 
@@ -520,7 +521,7 @@ def test_which_steps_are_followed_by_an_evaluation():
 # ------------------------------------------------------------------ before the first step
 def test_every_phase_of_every_step_has_its_own_random_state():
     def drawn(*parts):
-        rng = running.reseed(*parts)
+        rng = running.seed_all(*parts)
         return rng.random(), torch.rand(1).item(), numpy.random.rand()
 
     first = drawn(0, 1, "training")
