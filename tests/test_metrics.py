@@ -232,7 +232,7 @@ def test_only_broken_steps_in_a_row_end_a_run(scale, loss, ends):
     history, said = [], []
     for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):
         history.append(dict(step=step, skipped_steps=skipped, loss=loss))
-        said.append(why_broken(history[-1], history, scaler))
+        said.append(why_broken(history, scaler))
     assert said[:5] == [""] * 5 and said[5].endswith(ends) and bool(said[5]) == bool(ends)
     assert not ends or "3 steps in a row" in said[5] and "up to step 6" in said[5]
 
@@ -252,7 +252,8 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
                           policy=SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu")),
                           schedule=SimpleNamespace(last_epoch=learnt))
     row = summarize(groups) | dict(step=step, skipped_steps=skipped, loss=0.0, weight_ess=ess)
-    return watch(row, groups, [row], run)
+    run.history = [row]
+    return watch(groups, run)
 
 
 @pytest.mark.parametrize("rewards, status, settings, causes", [

@@ -22,7 +22,6 @@ from parts import provenance
 from parts import run as running
 from parts.config import Flags, parse_flags
 from parts.data import Stream, count_trained, load_problems
-from parts.folder import append
 from parts.run import Estimator, Run
 from helpers import lines
 from test_folder import taught
@@ -296,32 +295,6 @@ def newest(run):
     return folders.checkpoints(run.folder)[-1]
 
 
-@pytest.mark.slow
-def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
-    def write(hint, note):
-        append(tmp_path / "mine.jsonl", *(
-            dict(problem=f"{a}+{b}=?", answer=str(a + b), hint=hint, note=note)
-            for a in range(1, 8) for b in (1, 2, 3)))
-
-    file, template = tmp_path / "mine.jsonl", tmp_path / "mine.jinja"
-    template.write_text("<|user|>{{ row.hint }}{{ problem }}<|assistant|>")
-    held_out = tmp_path / "held-out.jsonl"
-    append(held_out, dict(problem="9+9=?", answer="18", hint="1"))
-    own = dict(data=str(file), eval_data=str(held_out), template=str(template))
-    write("1", "a")
-    folder = small_run(tmp_path, steps=1, **own)
-    assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))
-    gc.collect()
-    file.unlink()
-    write("1", "b")  # which no template shows
-    small_run(tmp_path, steps=2, resume=True, **own)
-    gc.collect()
-    file.unlink()
-    write("2", "b")
-    with pytest.raises(SystemExit, match="other contents of --data"):
-        small_run(tmp_path, steps=3, resume=True, **own)
-
-
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
@@ -415,31 +388,37 @@ def test_a_misspelt_name_on_resume_is_a_new_run_that_names_the_one_that_exists(t
     assert "python eval.py --adapter runs/demoo --base compares it with its base model" in last
 
 
-INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the next start
-    data=("train.jsonl", '{"problem": "1+2=?", "answer": "3"}', '{"problem": "?", "answer": "3"}'),
-    eval_data=("test.jsonl", '{"problem": "4+2=?", "answer": "6"}', '{"problem": "?"}'),
-    reward=("mine.py", "def score(problem, completion): return 1", "score = None"),
-    template=("mine.json", *(json.dumps([dict(role="user", content=text)])
-                             for text in ("{problem}", "Solve {problem}"))))
+INPUTS = dict(  # what a run is started with -> the text of its file
+    data='{"problem": "1+2=?", "answer": "3", "hint": 1, "note": "a"}',
+    eval_data='{"problem": "4+2=?", "answer": "6", "hint": 1}',
+    reward="def score(problem, completion): return 1",
+    template="<|user|>{{ row.hint }} {{ problem }}<|assistant|>")
+FILES = dict(data="train.jsonl", eval_data="test.jsonl", reward="mine.py", template="mine.jinja")
 
 
-@pytest.mark.parametrize("changed", INPUTS)
-def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsys, changed):
+@pytest.mark.parametrize("changed, old, new, flag", [
+    ("data", "1+2", "2+1", "data"), ("data", '"hint": 1', '"hint": 2', "data"),
+    ("data", '"a"', '"b"', ""),  # which no template shows
+    ("eval_data", "4+2", "2+4", "data"), ("reward", "1", "2", "reward"),
+    ("template", "<|user|>", "<|user|>Solve ", "template")])
+def test_a_run_is_known_by_what_it_was_started_with(
+        tmp_path, monkeypatch, capsys, changed, old, new, flag):
     """Other contents under the same name are told apart; so small a data set is announced."""
     settings = dict(steps=1, eval_every=0)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name, (file, before, _) in INPUTS.items():
-        (tmp_path / file).write_text(before)
+    for name, file in FILES.items():
+        (tmp_path / file).write_text(INPUTS[name])
         settings[name] = f"~/{file}" + ":score" * (name == "reward")
-    small_run(tmp_path, **settings)
-    said = "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in it"
-    assert said in capsys.readouterr().out
+    if changed != "reward":  # which is given all columns
+        del settings["reward"]
+    folder = small_run(tmp_path, **settings)
+    said = capsys.readouterr().out
+    assert "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in" in said
+    assert lines(folder / "groups.jsonl")[0]["prompt"] == "<|user|>1 1+2=?<|assistant|>"
     gc.collect()
-    file, _, after = INPUTS[changed]
-    (tmp_path / file).write_text(after)
-    flag = changed.removeprefix("eval_")
-    sentence = f"started with other contents of --{flag} .*; now .*--name"
-    with pytest.raises(SystemExit, match=sentence):
+    (tmp_path / FILES[changed]).write_text(INPUTS[changed].replace(old, new))
+    with contextlib.nullcontext() if not flag else pytest.raises(
+            SystemExit, match=f"started with other contents of --{flag} .*; now .*--name"):
         small_run(tmp_path, resume=True, **settings)
 
 
@@ -448,7 +427,8 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
     for step, more in ((30, 200), (150, 300)):
         run.state["step"], run.config = step, replace(run.config, steps=step)
         running.close_run(run, bootstrap)
-        *_, look, go_on = capsys.readouterr().out.splitlines()
+        compared, _, look, go_on = capsys.readouterr().out.splitlines()
+        assert "cannot be said, because answers.jsonl lacks" in compared
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
         again = parse_flags(Flags, flags, "minirl.py", "")
@@ -490,8 +470,8 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
 def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own(run, capsys):
     """A line that a power cut has taken leaves a problem out."""
     run.state["step"], run.config = 30, replace(run.config, reward="mine.py:score")
-    answered(run, 0, a=[-2.5, 4], b=[1] * 40)
-    answered(run, 30, b=[0.5] * 40, a=[1])
+    answered(run, 0, b=[1] * 40, a=[-2.5, 4])
+    answered(run, 30, a=[1], b=[0.5] * 40)
     running.close_run(run, bootstrap)
     first, second = [line for line in capsys.readouterr().out.splitlines() if "minus first" in line]
     assert "reward on a, last evaluation minus first, question by question: +3.5 (no" in first
@@ -499,16 +479,6 @@ def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own
         "held-out reward on b, last evaluation minus first, question by question: -0.5 (no "
         "interval, because all problems have the same result). The model is worse than before the "
         "training, because all problems have the same difference.")
-
-
-@pytest.mark.parametrize("skipped", [True, False])
-def test_a_run_without_its_first_evaluation_says_why_it_compares_nothing(run, capsys, skipped):
-    run.state["step"], run.config = 30, replace(run.config, eval_first=not skipped)
-    answered(run, 20, a=THEN)
-    answered(run, 30, a=THEN)
-    running.close_run(run, bootstrap)
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if "cannot be said" in line]
-    assert ("--no-eval-first" in said) == skipped and ("answers.jsonl" in said) != skipped
 
 
 def test_which_steps_are_followed_by_an_evaluation():
