@@ -343,16 +343,18 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
 
 
 def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
-    """And a chat template that has changed is noticed."""
-    lora = dict(lora_rank=2, lora_alpha=5)
-    folder = small_run(tmp_path, steps=1, eval_every=0, resume=True, **lora)
+    """A chat template that has changed is noticed, and so is a name that was perhaps misspelt."""
+    (tmp_path / "runs/demos").mkdir(parents=True)  # no run
+    (tmp_path / "runs/demo/checkpoints/step-000003").mkdir(parents=True)
+    how = dict(name="demoo", eval_every=0, resume=True, lora_rank=2, lora_alpha=5)
+    folder = small_run(tmp_path, steps=1, **how)
     said = capsys.readouterr().out  # as `make demo` begins
-    assert "no checkpoint of mine: this starts a new run with --model tiny, --data builtin" in said
-    assert "similar name" not in said and "from here on" not in said
+    assert "no checkpoint of demoo: this starts a new run with --model tiny, --data builtin" in said
+    assert "; runs/demo has a similar name\n" in said and "from here on" not in said
     made = folders.read_json(folder / "checkpoints/step-000001/adapter_config.json")
     assert (made["r"], made["lora_alpha"]) == (2, 5)
     gc.collect()  # its lock goes with it, as with its process
-    small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
+    small_run(tmp_path, steps=2, lr=0.5, **how)
     said = capsys.readouterr().out
     assert "WARNING: the prompts" not in said and "no checkpoint" not in said
     assert "from here on --lr is 0.5 (it was 0.001), --steps is 2 (it was 1)\n" in said
@@ -360,7 +362,7 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     prompts = provenance.read_config(folder)["inputs"]["prompts"]
     file.write_text(file.read_text().replace(prompts, "others"))
     gc.collect()
-    small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
+    small_run(tmp_path, steps=2, lr=0.5, **how)
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
     found = provenance.read_config(folder)
     starts = found["starts"]
@@ -372,20 +374,6 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     assert {"python", "torch", "peft", "math-verify"} <= {*starts[1]["versions"]}
     trained = load_problems("builtin")[:3]
     assert count_trained(folder, trained) == 3
-
-
-def test_a_misspelt_name_on_resume_is_a_new_run_that_names_the_one_that_exists(tmp_path, capsys):
-    """Here also without the first evaluation: then its end says why it compares nothing."""
-    (tmp_path / "runs/demos").mkdir(parents=True)  # no run
-    for name in ("checkpoints/step-000003", "checkpoints/step-000004"):
-        (tmp_path / "runs/demo" / name).mkdir(parents=True)
-    folder = small_run(tmp_path, name="demoo", resume=True, steps=2, eval_every=1, eval_first=False)
-    said = capsys.readouterr().out
-    assert "no checkpoint of demoo: this starts a new run" in said
-    assert "; runs/demo has a similar name\n" in said
-    assert [row["step"] for row in lines(folder / "eval.jsonl")] == [1, 2]
-    assert "--no-eval-first" in (last := said.partition("curves: ")[0].splitlines()[-1])
-    assert "python eval.py --adapter runs/demoo --base compares it with its base model" in last
 
 
 INPUTS = dict(  # what a run is started with -> the text of its file
@@ -429,6 +417,7 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
         running.close_run(run, bootstrap)
         compared, _, look, go_on = capsys.readouterr().out.splitlines()
         assert "cannot be said, because answers.jsonl lacks" in compared
+        assert f"eval.py --adapter {run.folder} --base compares it with its base" in compared
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
         again = parse_flags(Flags, flags, "minirl.py", "")
