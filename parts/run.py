@@ -418,13 +418,12 @@ def resume(run: Run, newest: Path | None) -> None:
 
 # ------------------------------------------------------------------ ended
 def close_run(run: Run, bootstrap) -> None:
-    """End the tracker, draw the curves, and say what was gained and how to go on.
+    """End the tracker, and say what was gained and how to go on.
 
     `bootstrap` is that of eval.py, which gives the interval of a mean.
     """
     if run.tracker:
         run.tracker.finish()
-    draw_run(run.folder)
     fallen = show_gain(run, bootstrap)
     print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
           f"next: look into it with {python()} explore.py {run.folder}")
