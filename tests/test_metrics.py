@@ -125,9 +125,6 @@ def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
         term, mask_again, weight_again = objective(theta, old, mu, A, config)
         assert torch.equal(mask_again, mask)
         torch.testing.assert_close(weight_again, weight, rtol=1e-6, atol=1e-7)
-        if config.objective == "minirl":
-            by_hand = mask * weight.clamp(max=config.weight_cap) * A * theta
-            torch.testing.assert_close(by_hand, term, rtol=1e-6, atol=1e-6)
         whole += s["scale"] * term.sum().item()
         size += s["scale"] * term.abs().sum().item()
     minis = metrics["optimizer_steps"]

@@ -268,6 +268,7 @@ def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
     for prefix, step in (("train", 21), ("held_out", 20)):
         running.track(run, prefix, step, dict(avg=step / 1024))
     run.tracker.finish()
+    run.tracker.teardown()  # waits for wandb's own process, which may still be writing
     (kept,) = tmp_path.glob("wandb/offline*/*.wandb")
     # Blocks of 32 KiB, each of which begins with a header of 7 bytes, may cut a number in two.
     written, block = kept.read_bytes(), 2**15
@@ -372,7 +373,7 @@ FILES = dict(data="train.jsonl", eval_data="test.jsonl", reward="mine.py", templ
 @pytest.mark.parametrize("changed, old, new, flag", [
     ("data", "1+2", "2+1", "data"), ("data", '"hint": 1', '"hint": 2', "data"),
     ("data", '"a"', '"b"', ""),  # which no template shows
-    ("eval_data", "4+2", "2+4", "data"), ("reward", "1", "2", "reward"),
+    ("eval_data", '"6"', '"7"', "data"), ("reward", "1", "2", "reward"),
     ("template", "<|user|>", "<|user|>Solve ", "template")])
 def test_a_run_is_known_by_what_it_was_started_with(
         tmp_path, monkeypatch, capsys, changed, old, new, flag):
