@@ -77,7 +77,8 @@ class Run:
     def steps(self):
         """The steps that are still to be done, with a progress bar."""
         done, last = self.state["step"], self.config.steps
-        self.bar = tqdm(range(done + 1, last + 1), initial=done, total=last, desc=self.config.name)
+        todo = range(done + 1, last + 1)
+        self.bar = tqdm(todo, initial=done, total=last, desc=self.config.name)
         return self.bar
 
 
@@ -141,7 +142,8 @@ def remember_inputs(folder: Path, config: Config, model: Model, train, held_out,
         print("WARNING: the prompts are not those of the start: the model's chat template or "
               "tokenizer has changed")
     inputs["prompts"] = prompts
-    if changed := note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs):
+    after_step = step_of(newest) if newest else 0
+    if changed := note_start(folder, settings_of(config), after_step, inputs):
         print("from here on", ", ".join(
             f"--{name.replace('_', '-')} is {shown(now)} (it was {shown(before)})"
             for name, (before, now) in sorted(changed.items())))
