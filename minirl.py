@@ -52,8 +52,9 @@ from parts.logprobs import (Sequence, gvm_norms, micro_batches, split_by_row, to
 from parts.machine import memory_gb, threads
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.routing_replay import note_routes, replaying, require_routes
-from parts.run import (Run, close_run, evaluation_is_due, log_and_save, prepare, record_evaluation,
-                       say_how_to_resume, seed_all, timed, try_largest_batch, update_bar)
+from parts.run import (Run, close_run, evaluation_is_due, log_and_save, prepare,
+                       record_evaluation, say_how_to_resume, seed_all, timed, try_largest_batch,
+                       update_bar)
 from rewards import open_grader
 
 
