@@ -362,35 +362,33 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     assert count_trained(folder, trained) == 3
 
 
-INPUTS = dict(  # what a run is started with -> the text of its file
-    data='{"problem": "1+2=?", "answer": "3", "hint": 1, "note": "a"}',
-    eval_data='{"problem": "4+2=?", "answer": "6", "hint": 1}',
-    reward="def score(problem, completion): return 1",
-    template="<|user|>{{ row.hint }} {{ problem }}<|assistant|>")
-FILES = dict(data="train.jsonl", eval_data="test.jsonl", reward="mine.py", template="mine.jinja")
+INPUTS = {  # the files that a run is started with
+    "train.jsonl": '{"problem": "1+2=?", "answer": "3", "hint": 1, "note": "a"}',
+    "test.jsonl": '{"problem": "4+2=?", "answer": "6", "hint": 1}',
+    "mine.py": "def score(problem, completion): return 1",
+    "mine.jinja": "<|user|>{{ row.hint }} {{ problem }}<|assistant|>",
+    "mine.json": '[{"role": "user", "content": "{problem}"}]'}
 
 
-@pytest.mark.parametrize("changed, old, new, flag", [
-    ("data", "1+2", "2+1", "data"), ("data", '"hint": 1', '"hint": 2', "data"),
-    ("data", '"a"', '"b"', ""),  # which no template shows
-    ("eval_data", '"6"', '"7"', "data"), ("reward", "1", "2", "reward"),
-    ("template", "<|user|>", "<|user|>Solve ", "template")])
+@pytest.mark.parametrize("file, old, new, flag", [
+    ("train.jsonl", "1+2", "2+1", "data"), ("train.jsonl", '"hint": 1', '"hint": 2', "data"),
+    ("train.jsonl", '"a"', '"b"', ""),  # which no template shows
+    ("test.jsonl", '"6"', '"7"', "data"), ("mine.py", "1", "2", "reward"),
+    ("mine.json", "{problem}", "Solve {problem}", "template")])
 def test_a_run_is_known_by_what_it_was_started_with(
-        tmp_path, monkeypatch, capsys, changed, old, new, flag):
+        tmp_path, monkeypatch, capsys, file, old, new, flag):
     """Other contents under the same name are told apart; so small a data set is announced."""
-    settings = dict(steps=1, eval_every=0)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name, file in FILES.items():
-        (tmp_path / file).write_text(INPUTS[name])
-        settings[name] = f"~/{file}" + ":score" * (name == "reward")
-    if changed != "reward":  # which is given all columns
-        del settings["reward"]
-    folder = small_run(tmp_path, **settings)
+    for name, text in INPUTS.items():
+        (tmp_path / name).write_text(text)
+    settings = dict(steps=1, eval_every=0, data="~/train.jsonl", eval_data="~/test.jsonl",
+                    template="~/mine.jinja" if file.endswith(".jsonl") else "~/mine.json",
+                    reward="~/mine.py:score" if file == "mine.py" else "")
+    small_run(tmp_path, **settings)
     said = capsys.readouterr().out
     assert "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in" in said
-    assert lines(folder / "groups.jsonl")[0]["prompt"] == "<|user|>1 1+2=?<|assistant|>"
     gc.collect()
-    (tmp_path / FILES[changed]).write_text(INPUTS[changed].replace(old, new))
+    (tmp_path / file).write_text(INPUTS[file].replace(old, new))
     with contextlib.nullcontext() if not flag else pytest.raises(
             SystemExit, match=f"started with other contents of --{flag} .*; now .*--name"):
         small_run(tmp_path, resume=True, **settings)
