@@ -55,8 +55,9 @@ from parts.logprobs import (Sequence, gvm_norms, micro_batches, split_by_row, to
 from parts.machine import memory_gb, threads
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.routing_replay import note_routes, replaying, require_routes
-from parts.run import (Run, evaluation_is_due, finish, last_words, prepare, record,
-                       record_evaluation, reseed, show, timed, try_largest_batch)
+from parts.run import (Run, close_run, evaluation_is_due, log_and_save, prepare,
+                       record_evaluation, say_how_to_resume, seed_all, timed, try_largest_batch,
+                       update_bar)
 from rewards import open_grader
 
 
@@ -69,17 +70,17 @@ def main(flags: Flags) -> None:
         evaluate_if_due(run)  # before the first step
         for step in run.steps():
             groups, metrics = train_step(step, run)
-            record(step, groups, metrics, run)  # logs, then a checkpoint (parts/folder.py)
+            log_and_save(step, groups, metrics, run)  # logs, then a checkpoint (parts/folder.py)
             evaluate_if_due(run)
-            show(metrics, run)
-        finish(run, bootstrap)
+            update_bar(metrics, run)
+        close_run(run, bootstrap)
 
 
 # ------------------------------------------------------------------------------ one step
 def train_step(step: int, run: Run) -> tuple[list, dict]:
     """Sample, advantages, loss, optimizer step, sync. Returns the step's groups and metrics."""
     config, policy, seconds = run.config, run.policy, {}
-    rng = reseed(config.seed, step, "training")  # seeds python, numpy and torch, and so vLLM
+    rng = seed_all(config.seed, step, "training")  # seeds python, numpy and torch, and so vLLM
     with timed(seconds, "sample"):
         groups = sample(run)
         for group in groups:
@@ -325,5 +326,5 @@ def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
 
 
 if __name__ == "__main__":
-    with last_words(FLAGS):
+    with say_how_to_resume(FLAGS):
         main(FLAGS)

@@ -84,7 +84,7 @@ def main() -> None:
     else:
         make_coarse(int(what))
         run.start_probe = lambda *_: SimpleNamespace(check=dict)
-    with minirl.last_words(config):
+    with minirl.say_how_to_resume(config):
         minirl.main(config)
 
 

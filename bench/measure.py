@@ -74,7 +74,7 @@ def draw(run, **settings) -> list:
     import minirl
 
     run.stream.cursor = 0
-    minirl.reseed("bench")
+    minirl.seed_all("bench")
     return minirl.sample(replace(run, config=replace(run.config, **settings)))
 
 

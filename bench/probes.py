@@ -116,7 +116,7 @@ def run(name: str, probes: dict) -> None:
             mixture = bool(policy.routing)
             self.made = {}
             for version, module in probes.items():
-                running.reseed(config.seed, "probe")
+                running.seed_all(config.seed, "probe")
                 bounds = module.limits(
                     config.dtype, config.rollout_dtype, config.kv_cache_dtype, mixture)
                 made, said = seen(lambda: module.Probe(

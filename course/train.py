@@ -60,7 +60,7 @@ def run_both(found: dict, flags: list[str]) -> None:
     """The project's own run in a process of its own, then the student's in this one."""
     import minirl
     from parts.config import parse
-    from parts.run import last_words
+    from parts.run import say_how_to_resume
 
     if subprocess.run([sys.executable, "minirl.py", "--name", OWN.name, *flags]).returncode:
         raise SystemExit("The project's own run failed: see above.")
@@ -68,7 +68,7 @@ def run_both(found: dict, flags: list[str]) -> None:
     with contextlib.ExitStack() as stack:
         for lab, functions in found.items():
             stack.enter_context(check.in_place(lab, functions))
-        stack.enter_context(last_words(config))
+        stack.enter_context(say_how_to_resume(config))
         minirl.main(config)
 
 

@@ -116,11 +116,8 @@ def measured_on(run: dict) -> str:
 
 # ----------------------------------------------------------------------------------------- drawing
 def draw_run(run_dir: str | Path) -> Path:
-    """Draw all panels of a run into `curves.png` of its folder, also while it goes on.
-
-    Raises ValueError if nothing was logged yet. Without pyplot it needs no display.
-    """
-    from matplotlib.figure import Figure
+    """Draw all panels of a run into `curves.png` of its folder, also while it goes on."""
+    from matplotlib.figure import Figure  # without pyplot, which may need a display
 
     run = read_run(run_dir)
     panels = panels_with_data(run)

@@ -21,6 +21,7 @@ from parts.text import shown
 
 DECIMALS = 7  # of a log-prob: enough to compute a token's term of Eq. 7 again to 1e-6
 PATIENCE = 3  # steps in a row with a broken gradient; first steps without any
+FEW_WEIGHTS = 0.3  # a weight_ess, below which a few tokens dominate the update
 
 
 # ------------------------------------------------------------------------------ the sampling
@@ -99,7 +100,8 @@ def diagnostics(rows: list, config) -> dict:
         weight_min=weight_T.min(),
         weight_mean=weight_T.mean(),
         weight_max=weight_T.max(),
-        weight_ess=effective_share(weight_T),
+        # Effective sample size over sample size: 1 for equal weights, 1/N if one dominates.
+        weight_ess=weight_T.sum().square() / (len(weight_T) * weight_T.square().sum()),
         weight_over_2=share(weight_T > 2),
         weight_under_half=share(weight_T < 0.5))
     values |= cut_off(seen, config)
@@ -129,14 +131,6 @@ def cut_off(seen: dict, config) -> dict:
 
 def share(true_T) -> torch.Tensor:
     return true_T.double().mean()
-
-
-def effective_share(weight_T) -> torch.Tensor:
-    """Effective sample size over sample size, (sum w)^2 / (N sum w^2).
-
-    Equal weights give 1, weights 0 and 1 give 1/2, one dominating weight gives 1/N.
-    """
-    return weight_T.sum().square() / (len(weight_T) * weight_T.square().sum())
 
 
 # ------------------------------------------------------------------------------ groups.jsonl
@@ -203,24 +197,17 @@ def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-def watch(row: dict, groups: list, history, run) -> str:
-    """Warn of what looks wrong in a step. Returns why the run has to end, or "".
-
-    `row` is the step's line of metrics.jsonl, and the last one of `history`.
-    """
-    for warning in (few_weights(row), no_verdicts(groups, run.config.reward)):
-        if warning:
-            tqdm.write(f"WARNING, step {row['step']}: {warning}")
-    return why_broken(row, history, run.policy.loss_scale) or why_hopeless(row, groups, run)
-
-
-def few_weights(metrics: dict, least: float = 0.3) -> str:
-    """A warning when a few tokens with large importance weights dominate the update."""
-    if metrics.get("weight_ess", 1.0) >= least:
-        return ""
-    return (f"the importance weights leave {metrics['weight_ess']:.0%} of the trained tokens' "
-            "worth (weight_ess): the policy has moved too far from what was sampled; take fewer "
-            "--mini-batches or a lower --lr")
+def watch(groups: list, run) -> str:
+    """Warn of what looks wrong in the last step. Returns why the run has to end, or ""."""
+    row = run.history[-1]  # the step's line of metrics.jsonl
+    step, ess = row["step"], row.get("weight_ess", 1.0)
+    if ess < FEW_WEIGHTS:
+        tqdm.write(f"WARNING, step {step}: the importance weights leave {ess:.0%} of the trained "
+                   "tokens' worth (weight_ess): the policy has moved too far from what was "
+                   "sampled; take fewer --mini-batches or a lower --lr")
+    if failed := no_verdicts(groups, run.config.reward):
+        tqdm.write(f"WARNING, step {step}: {failed}")
+    return why_broken(run.history, run.policy.loss_scale) or why_hopeless(row, groups, run)
 
 
 def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
@@ -240,12 +227,13 @@ def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
             f"{shown(s.why)}")
 
 
-def why_broken(row: dict, history, loss_scale) -> str:
+def why_broken(history, loss_scale) -> str:
     """Why a run has to end after PATIENCE steps in a row whose gradient was not finite.
 
     Such a gradient was not applied, so the weights are sound. One that overflowed float16 does not
     count, because the loss scale is lower now.
     """
+    row = history[-1]
     if not row["skipped_steps"]:
         return ""
     overflow = (loss_scale.is_enabled() and loss_scale.get_scale() >= 1

@@ -1,6 +1,6 @@
-"""A run: where model, optimizer and data come from, and how a run is logged, saved and ended.
+"""The life of a run, from its flags to the last line that it prints.
 
-It may die at any moment (folder.py), and goes on to the same bits on a CPU (docs/runs.md).
+A run may die at any moment (folder.py). On a CPU it then goes on to the same bits (docs/runs.md).
 """
 import contextlib
 import faulthandler
@@ -132,19 +132,18 @@ def before_the_engine(flags: Flags, grader) -> SimpleNamespace:
 
 def remember_inputs(folder: Path, config: Settings, model: Model, train, held_out, newest) -> None:
     """Note this start in config.json. SystemExit if its data or files are not those of the run."""
-    inputs = dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     prompts = digest_of_prompts(train + held_out)
+    inputs = own_files(config) | dict(data=f"{digest(train)}, held out: {digest(held_out)}")
     if is_jinja(config.template):  # it may show columns that `digest` leaves out
         inputs["data"] += f", prompts: {prompts}"
-    inputs |= own_files(config)
     require_same(folder, inputs)
     require_weights(model.path)
-    inputs["prompts"] = prompts
-    if read_config(folder).get("inputs", {}).get("prompts") not in (None, inputs["prompts"]):
+    if read_config(folder).get("inputs", {}).get("prompts", prompts) != prompts:
         print("WARNING: the prompts are not those of the start: the model's chat template or "
               "tokenizer has changed")
-    changed = note_start(folder, settings_of(config), step_of(newest) if newest else 0, inputs)
-    if changed:
+    inputs["prompts"] = prompts
+    after_step = step_of(newest) if newest else 0
+    if changed := note_start(folder, settings_of(config), after_step, inputs):
         print("from here on", ", ".join(
             f"--{name.replace('_', '-')} is {shown(now)} (it was {shown(before)})"
             for name, (before, now) in sorted(changed.items())))
@@ -202,7 +201,7 @@ def make_optimizer(policy, config: Settings):
 
 def start_probe(config: Settings, engine: Engine, policy, held_out: list) -> Probe:
     """The probe, with texts that the engine writes now, from the base weights."""
-    reseed(config.seed, "probe")
+    seed_all(config.seed, "probe")
     bounds = limits(
         config.dtype, config.rollout_dtype, config.kv_cache_dtype, bool(policy.routing))
     # - 1: vLLM adds a token to a text that it scores.
@@ -223,7 +222,7 @@ def try_largest_batch(run: Run) -> None:
     run.engine.wake()
 
 
-def reseed(*parts) -> random.Random:
+def seed_all(*parts) -> random.Random:
     """Seed every generator from (seed, step, phase), so that no phase depends on an earlier one."""
     rng = random.Random("/".join(map(str, parts)))
     seed_everything(rng)
@@ -231,19 +230,17 @@ def reseed(*parts) -> random.Random:
 
 
 # ------------------------------------------------------------------ after a step
-def record(step: int, groups, metrics: dict, run: Run) -> None:
-    """Log a finished step, then save it. Raises SystemExit, one sentence, if the run goes wrong.
-
-    seconds_save is what the checkpoint before took, because this step's is written after its log.
-    """
+def log_and_save(step: int, groups, metrics: dict, run: Run) -> None:
+    """Log a finished step, then save it. Raises SystemExit, one sentence, if the run goes wrong."""
     state = run.state
     state["step"] = step
     for key in ("samples", "tokens", "seconds"):
         state[f"{key}_total"] += metrics[key]
+    # seconds_save is that of the checkpoint before, because this step's comes after its log.
     row = dict(step=step, **metrics) | totals(state) | dict(seconds_save=run.seconds_save)
     run.history.append(row)
     log(row, groups, run)
-    why = watch(row, groups, run.history, run)
+    why = watch(groups, run)
     checkpoint(run)
     if why:
         raise SystemExit(why)
@@ -276,14 +273,13 @@ def log(row: dict, groups, run: Run) -> None:
 
 def checkpoint(run: Run) -> None:
     """Write a checkpoint of everything that decides what happens next."""
+    start = time.perf_counter()
     run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
-    seconds = {}
-    with timed(seconds, "save"):
-        save(run.folder, run.policy, run.optimizer, run.schedule, run.state, run.config.keep_every)
-    run.seconds_save = seconds["seconds_save"]
+    save(run.folder, run.policy, run.optimizer, run.schedule, run.state, run.config.keep_every)
+    run.seconds_save = time.perf_counter() - start
 
 
-def show(metrics: dict, run: Run) -> None:
+def update_bar(metrics: dict, run: Run) -> None:
     """Put the step's numbers beside the progress bar."""
     averages = ", ".join(f"{avg:.2f}" for avg in run.accuracy.values())
     held_out = f"held-out {averages}  " if averages else ""
@@ -315,20 +311,17 @@ def is_evaluated(step: int, config: Settings) -> bool:
 
 
 def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> None:
-    """Log an evaluation: its answers, and the `eval.report` of each held-out set.
-
-    Each set has a line in eval.jsonl and one on the screen. Then the curves are drawn.
-    """
+    """Log an evaluation. `rows`: its answers; `results`: the `eval.report` of each held-out set."""
     step, several = run.state["step"], len(results) > 1
     record_answers(rows, [*results], run)
-    append(run.folder / "eval.jsonl", *(
-        dict(step=step, **totals(run.state), data=name, temperature=run.config.temperature,
-             **result) for name, result in results.items()))
-    run.evaluated = step
     for name, result in results.items():
+        append(run.folder / "eval.jsonl", dict(
+            step=step, **totals(run.state), data=name, temperature=run.config.temperature,
+            **result))
         run.accuracy[name] = result["avg"]
         tqdm.write(evaluation_line(f" on {shown(name)}" * several, result, run))
         track(run, f"held_out/{name}" if several else "held_out", step, result)
+    run.evaluated = step
     failed = [row for row in rows if row["status"] in NO_VERDICT]
     if failed:  # nobody must take them for wrong answers
         tqdm.write(f"WARNING: {len(failed)} of these {len(rows)} answers got no verdict: "
@@ -355,10 +348,10 @@ def record_answers(rows: list[dict], sets: list[str], run: Run) -> None:
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
     """`where` names the set, if there are several. With --reward avg@k is no share but a mean."""
-    config, state, unit = run.config, run.state, unit_of(run.config.reward)
+    config, state = run.config, run.state
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} "
-            f"{interval(result, unit)}{above}   "
+            f"{interval(result, unit_of(config.reward))}{above}   "
             f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
 
 
@@ -386,20 +379,21 @@ def open_tracker(folder: Path, config: Settings) -> ModuleType | None:
 
 def track(run: Run, prefix: str, step: int, row: dict) -> None:
     """Send the numbers of a log's row. A tracker that fails costs a warning, never the run."""
-    if run.tracker:
-        numbers = {f"{prefix}/{key}": value for key, value in row.items()
-                   if isinstance(value, int | float) and key != "step"}
-        try:
-            if run.config.report_to == "wandb":
-                run.tracker.log(numbers | dict(step=step))
-            else:
-                run.tracker.log(numbers, step=step)
-        except Exception as error:
-            tqdm.write(f"WARNING: step {step} did not reach {run.config.report_to} "
-                       f"({type(error).__name__}: {shown(error)}); the run's own logs have it")
+    if not run.tracker:
+        return
+    numbers = {f"{prefix}/{key}": value for key, value in row.items()
+               if isinstance(value, int | float) and key != "step"}
+    try:
+        if run.config.report_to == "wandb":
+            run.tracker.log(numbers | dict(step=step))
+        else:
+            run.tracker.log(numbers, step=step)
+    except Exception as error:
+        tqdm.write(f"WARNING: step {step} did not reach {run.config.report_to} "
+                   f"({type(error).__name__}: {shown(error)}); the run's own logs have it")
 
 
-# ------------------------------------------------------------------ resumed, ended
+# ------------------------------------------------------------------ resumed
 def resume(run: Run, newest: Path | None) -> None:
     """Load the newest checkpoint, if there is one, and cut the logs back to it.
 
@@ -424,24 +418,23 @@ def resume(run: Run, newest: Path | None) -> None:
         run.accuracy[row["data"]] = row["avg"]
 
 
-def finish(run: Run, bootstrap) -> None:
-    """End the tracker, draw the curves, and say what was gained and how to go on.
+# ------------------------------------------------------------------ ended
+def close_run(run: Run, bootstrap) -> None:
+    """End the tracker, and say what was gained and how to go on.
 
     `bootstrap` is that of eval.py, which gives the interval of a mean.
     """
     if run.tracker:
         run.tracker.finish()
-    draw_run(run.folder)
-    config = run.config
     fallen = show_gain(run, bootstrap)
     print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
           f"next: look into it with {python()} explore.py {run.folder}")
     if fallen:
         print("      do not go on with it, because its held-out results have clearly fallen: start "
-              f"again under another --name, for example with a lower --lr than {config.lr:g}")
+              f"again under another --name, for example with a lower --lr than {run.config.lr:g}")
     else:
-        print(f"      go on with        {python()} minirl.py --name {config.name} --resume --steps "
-              f"{max(200, 2 * run.state['step'])}")
+        print(f"      go on with        {python()} minirl.py --name {run.config.name} --resume "
+              f"--steps {max(200, 2 * run.state['step'])}")
 
 
 def show_gain(run: Run, bootstrap) -> bool:
@@ -449,33 +442,33 @@ def show_gain(run: Run, bootstrap) -> bool:
 
     Returns whether the mean reward on a held-out set has clearly fallen.
     """
-    config, changes, directions = run.config, {}, set()
-    first, last = (mean_rewards(run.folder, step) for step in (0, run.state["step"]))
-    for (name, id), before in first.items():
-        if (name, id) in last:
-            changes.setdefault(name, []).append(last[name, id] - before)
+    changes, reward, fallen = changes_by_set(run), run.config.reward, False
     for name, values in changes.items():
         one = bootstrap([values]) | dict(questions=len(values))
         on = f" on {shown(name)}" if len(changes) > 1 else ""
-        what, points = ("reward", "") if config.reward else ("accuracy", ", in points")
+        what, points = ("reward", "") if reward else ("accuracy", ", in points")
         print(f"held-out {what}{on}, last evaluation minus first, question by question{points}: "
-              f"{difference(one, unit_of(config.reward))}. {verdict(one, 'before the training')}")
-        directions.add(direction(one))
+              f"{difference(one, unit_of(reward))}. {verdict(one, 'before the training')}")
+        fallen |= direction(one) == "worse"
     if not changes:
-        why = "answers.jsonl has no evaluation before step 1, or none after the last"
-        if not config.eval_first:
-            why = (f"--no-eval-first left out the evaluation before step 1; {python()} eval.py "
-                   f"--adapter {run.folder} --base compares it with its base model")
-        print(f"whether the model is better than before the training cannot be said, because {why}")
-    return "worse" in directions
+        print("whether the model is better than before the training cannot be said, because "
+              "answers.jsonl lacks the evaluation before step 1 (--no-eval-first) or the last one; "
+              f"{python()} eval.py --adapter {run.folder} --base compares it with its base model")
+    return fallen
 
 
-def mean_rewards(folder: Path, step: int) -> dict[tuple, float]:
-    """(held-out set, id of a problem) -> mean reward of its answers in the evaluation of a step."""
-    wanted = {"step", "data", "id", "reward"}
-    rows = read_rows(folder / "answers.jsonl", wanted.issubset)
-    return {(row["data"], row["id"]): row["reward"]
-            for row in rows if row["step"] == step and row["reward"] is not None}
+def changes_by_set(run: Run) -> dict[str, list[float]]:
+    """Held-out set -> by how much the mean reward on each of its problems has changed."""
+    before, changes = {}, {}
+    for row in read_rows(run.folder / "answers.jsonl", {"step", "data", "id", "reward"}.issubset):
+        problem = row["data"], row["id"]
+        if row["reward"] is None:
+            continue
+        if row["step"] == 0:
+            before[problem] = row["reward"]
+        elif row["step"] == run.state["step"] and problem in before:
+            changes.setdefault(row["data"], []).append(row["reward"] - before[problem])
+    return changes
 
 
 def python() -> str:
@@ -485,7 +478,7 @@ def python() -> str:
 
 
 @contextlib.contextmanager
-def last_words(flags: Flags):
+def say_how_to_resume(flags: Flags):
     """Around the whole program: however it ends, it says what is saved and how to go on.
 
     Ctrl-C and SIGTERM end it as sys.exit does, so temporary folders are removed. The exit code
@@ -499,8 +492,7 @@ def last_words(flags: Flags):
         except (SystemExit, Exception) as error:
             words, code = why_it_ended(error)
             if words:
-                saved = saved_so_far(Path("runs", flags.name))
-                print(f"\n{words}; {saved}", file=sys.stderr)
+                print(f"\n{words}; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
             raise SystemExit(code) from None
 
 

@@ -177,7 +177,7 @@ from parts.policy import ATTENTION
 from parts.routing_replay import is_supported
 from parts.models import load_tokenizer
 from parts.prompts import stop_ids
-from parts.run import before_the_engine, last_words, load_data, python, start_engine
+from parts.run import before_the_engine, load_data, python, say_how_to_resume, start_engine
 from parts.settle import settle_here
 from rewards import open_grader
 
@@ -365,5 +365,5 @@ def main(own: TRL, flags: Flags) -> None:
 
 
 if __name__ == "__main__":
-    with last_words(FLAGS):
+    with say_how_to_resume(FLAGS):
         main(OWN, FLAGS)

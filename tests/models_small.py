@@ -146,7 +146,7 @@ def update(policy, optimizer, schedule, groups, config, rng=None) -> dict:
                           engine=engine)
     around = dict(
         sample=lambda run: groups, set_advantages=lambda *_: None, sync=lambda run: {},
-        reseed=lambda *_: rng or random.Random(0), summarize=lambda groups: dict(tokens=0),
+        seed_all=lambda *_: rng or random.Random(0), summarize=lambda groups: dict(tokens=0),
         mean_surprisal=lambda groups: 0.0)
     with pytest.MonkeyPatch.context() as patch:
         for name, instead in around.items():

@@ -70,7 +70,7 @@ def test_a_fault_in_any_phase_costs_the_running_step_and_no_bit(phase, tmp_path)
 
 
 # --------------------------------------------------------------------------- real runs, real engine
-FLAGS = [*SMALL, "--steps", "6", *os.environ.get("RUN_FLAGS", "").split()]
+FLAGS = [*SMALL, "--steps", "6"]
 program = functools.partial(run_program, "minirl.py")
 
 
@@ -129,8 +129,7 @@ def wait_for(process, is_so):
 
 @pytest.mark.engine
 def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place, reference):
-    """Each time `--name cut --resume` goes on, without another flag. For another run
-    RUN_FLAGS="--model tiny-moe ..."."""
+    """Each time `--name cut --resume` goes on, without another flag."""
     run = place / "runs/cut"
     for number, (before, code, saved) in enumerate(CUTS):
         flags = ["--resume"] if number else FLAGS
@@ -168,16 +167,16 @@ def holdings():
 
 @pytest.mark.engine
 def test_steps_and_new_shapes_leave_nothing_behind(place):
-    """Adapters are swapped into the engine. `MEMORY_STEPS=300` for the long version."""
+    """Adapters are swapped into the engine."""
     config = settled(name="inside", sync="adapter", batch_prompts=4, max_tokens=16,
-                            eval_questions=4, steps=1000, N=2)
-    steps, seen = int(os.environ.get("MEMORY_STEPS", 32)), []
+                     eval_questions=4, steps=1000, N=2)
+    seen = []
     with contextlib.chdir(place), Grader(1) as grader:
         run = running.prepare(config, grader)
-        for step in range(1, steps + 1):
+        for step in range(1, 33):
             groups, metrics = minirl.train_step(step, run)
             running.log(dict(step=step, **metrics), groups, run)
-            if step in (steps // 4, steps):
+            if step in (8, 32):
                 seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen
     assert files_end <= files + 2 and threads_end <= threads + 1, seen

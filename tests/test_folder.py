@@ -124,10 +124,6 @@ def disk(monkeypatch):
     return seen
 
 
-def cut_back(log, step):
-    folders.keep_rows(log, lambda row: folders.has_step(row) and row["step"] <= step)
-
-
 STRANGE = [b"[" * 100_000, b'{"step": ' + b"[" * 100_000, b'{"step": "2"}', b'{"step": NaN}', b"{"]
 
 
@@ -142,20 +138,13 @@ def test_whatever_is_written_can_be_read_and_any_other_bytes_are_dropped(text, s
         whole = log.read_bytes()
         assert all(32 <= byte < 127 for byte in whole[:-1])  # `cat` does no harm
         strange = b"" if b'"step"' in strange and strange not in STRANGE else strange
+        Path(place, ".log.jsonl.writing").write_text("half a file of a crash")
         log.write_bytes(whole + strange + b"\n" + whole.replace(b"1", b"2", 1)
                         + whole.replace(b"1", b"3", 1) + whole[:cut % (len(whole) - 1)])
-        cut_back(log, 2)
+        folders.keep_rows(log, lambda row: folders.has_step(row) and row["step"] <= 2)
         wanted = [dict(step=step, text=text, nan=None, low=None, zero=0.0) for step in (1, 2)]
         assert wanted == list(folders.read_rows(log)) == lines(log)
-
-
-def test_what_a_crash_has_left_is_in_nobodys_way(tmp_path):
-    for name in (".config.json.writing", ".metrics.jsonl.writing"):
-        (tmp_path / name).write_text("half a file of a crash, longer than the new one")
-    folders.write_safely(tmp_path / "config.json", "new")
-    cut_back(tmp_path / "metrics.jsonl", 1)
-    assert (tmp_path / "config.json").read_text() == "new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "metrics.jsonl"]
+        assert os.listdir(place) == ["log.jsonl"]
 
 
 def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(

@@ -49,7 +49,6 @@ def test_its_adapter_is_evaluated_as_in_its_run(run, monkeypatch):
     assert {name: protocol[name] for name in wanted} == wanted
 
 
-@pytest.mark.skipif(not hasattr(parts.config, "EDITION"), reason="config.json names no edition yet")
 def test_resuming_it_is_refused_in_one_sentence(run, capsys):
     before = contents(run)
     with pytest.raises(SystemExit) as ended:

@@ -34,13 +34,17 @@ def group(rewards_of_rounds, **changes):
 
 
 def test_the_first_round_is_not_the_whole_pool():
+    """Truncated is not what was given up, nor a simulated answer, which has no reason to end."""
     groups = [group([[1, 0], [1, 1]]), group([[0, 0], [1, 0], [1, 1]]), group([[1]])]
+    for s, finished, reason in zip(groups[0].pool, (3, 9, 7), ("stop", "length", "abort")):
+        s.rollout.finished, s.rollout.finish_reason = finished, reason
+    del groups[0].pool[-1].rollout.finish_reason
     row = json.loads(json.dumps(summarize(groups)))
     assert row["reward_first_round"] == fmean([0.5, 0, 1])  # every prompt counts once
     assert row["reward_pool"] == fmean([1, 0, 1, 1, 0, 0, 1, 0, 1, 1, 1])
     assert row["rounds_histogram"] == [1, 1, 1] and (row["samples"], row["prompts"]) == (11, 3)
     assert row["tokens"] == 10 + 21 + 1 and row["truncated"] == 2 / 11
-    assert row["response_length"] == 32 / 11
+    assert (row["response_length"], row["engine_steps"]) == (32 / 11, 9)
 
 
 def test_parts_of_the_reward_are_means_of_first_rounds_in_which_every_prompt_counts_once():
@@ -54,25 +58,12 @@ def test_parts_of_the_reward_are_means_of_first_rounds_in_which_every_prompt_cou
     assert found == {"reward/a": fmean([0.5, 0.5, 0]), "reward/b": fmean([0.25, 0, 0])}
 
 
-def test_what_was_cut_off_and_how_long_the_engine_ran():
-    """Truncated is not what was given up, nor a simulated answer, which has no reason to end."""
-    groups = [group([[1, 0, 0, 1]])]
-    ends = (("stop", 3), ("length", 9), ("abort", 7), ("", 2))
-    for s, (reason, finished) in zip(groups[0].pool, ends):
-        s.rollout = SimpleNamespace(token_ids=[0], finish_reason=reason, finished=finished)
-    del groups[0].pool[-1].rollout.finish_reason
-    row = summarize(groups)
-    assert (row["truncated"], row["engine_steps"]) == (1 / 4, 9)
-
-
 def test_where_the_draws_went():
-    names = "none 0.0 0.2 0.2 0.4 0.4 0.6 0.6 0.8 0.8 all".split()
-    for hits, name in enumerate(names):
-        row = summarize([group([[1] * hits + [0] * (10 - hits)])])
-        assert row["spent_by_pass_rate"] == {name: 10}
-    pools = [[0, 0]], [[0], [0], [0]], [[1]], [[1] * 31 + [0]]
-    both = summarize([group(pool) for pool in pools])
-    assert both["spent_by_pass_rate"] == {"all": 1, "none": 5, "0.8": 32}
+    pools = [[1] * right + [0] * (10 - right) for right in range(11)]
+    pools += [[0, 0], [0], [0, 0], [1], [1] * 31 + [0]]
+    row = summarize([group([pool]) for pool in pools])
+    assert row["spent_by_pass_rate"] == {
+        "none": 15, "0.0": 10, "0.2": 20, "0.4": 20, "0.6": 20, "0.8": 52, "all": 11}
 
 
 def test_shares_of_prompts():
@@ -134,9 +125,6 @@ def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
         term, mask_again, weight_again = objective(theta, old, mu, A, config)
         assert torch.equal(mask_again, mask)
         torch.testing.assert_close(weight_again, weight, rtol=1e-6, atol=1e-7)
-        if config.objective == "minirl":
-            by_hand = mask * weight.clamp(max=config.weight_cap) * A * theta
-            torch.testing.assert_close(by_hand, term, rtol=1e-6, atol=1e-6)
         whole += s["scale"] * term.sum().item()
         size += s["scale"] * term.abs().sum().item()
     minis = metrics["optimizer_steps"]
@@ -161,9 +149,9 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
         logged = [(i, s["coefficient"]) for i, s in enumerate(row["pool"]) if s["kept"]]
         assert logged == [(s.index, coefficient) for s, coefficient in again.rows()]
         assert [s["advantage"] for s in row["pool"] if s["kept"]] == again.advantages
-        assert (row["baseline"], row["p_hat"]) == (again.baseline, again.p_hat)
-        assert (row["baseline"], row["p_hat"]) == (group.baseline, group.p_hat)
-        assert row["outcome"] == group.outcome
+        for one in (again, group):
+            assert (row["baseline"], row["p_hat"], row["outcome"]) == (
+                one.baseline, one.p_hat, one.outcome)
         assert {s["reason"] for s in row["pool"]} == {"because"}  # the verifier's
         assert all(s["reward/half"] == s["reward"] / 2 == s["reward/rest"] for s in row["pool"])
         assert [(s["text"], s["length"]) for s in row["pool"]] == [
@@ -232,7 +220,7 @@ def test_only_broken_steps_in_a_row_end_a_run(scale, loss, ends):
     history, said = [], []
     for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):
         history.append(dict(step=step, skipped_steps=skipped, loss=loss))
-        said.append(why_broken(history[-1], history, scaler))
+        said.append(why_broken(history, scaler))
     assert said[:5] == [""] * 5 and said[5].endswith(ends) and bool(said[5]) == bool(ends)
     assert not ends or "3 steps in a row" in said[5] and "up to step 6" in said[5]
 
@@ -252,7 +240,8 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
                           policy=SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu")),
                           schedule=SimpleNamespace(last_epoch=learnt))
     row = summarize(groups) | dict(step=step, skipped_steps=skipped, loss=0.0, weight_ess=ess)
-    return watch(row, groups, [row], run)
+    run.history = [row]
+    return watch(groups, run)
 
 
 @pytest.mark.parametrize("rewards, status, settings, causes", [

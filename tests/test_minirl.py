@@ -132,15 +132,15 @@ def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
     run.config = replace(run.config, reward="mine.py:score", threshold=0.25)
     instead = dict(open_grader=lambda *asked: seen.append(asked) or contextlib.nullcontext(),
                    prepare=lambda *_: run)
-    for name in ("try_largest_batch", "record", "evaluate_if_due", "show", "finish"):
+    for name in ("try_largest_batch", "log_and_save", "evaluate_if_due", "update_bar", "close_run"):
         instead[name] = lambda *_, name=name: seen.append(name)
     instead["train_step"] = lambda step, run: (seen.append(step), {})
     for name, called in instead.items():
         monkeypatch.setattr(minirl, name, called)
     minirl.main(run.config)
-    step = ["record", "evaluate_if_due", "show"]
+    step = ["log_and_save", "evaluate_if_due", "update_bar"]
     assert seen.pop(0) == ("mine.py:score", 0.25)
-    assert seen == ["try_largest_batch", "evaluate_if_due", 1, *step, 2, *step, "finish"]
+    assert seen == ["try_largest_batch", "evaluate_if_due", 1, *step, 2, *step, "close_run"]
     assert run.events == ["sync", "probe"]
 
 

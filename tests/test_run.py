@@ -22,7 +22,6 @@ from parts import provenance
 from parts import run as running
 from parts.config import Flags, parse_flags
 from parts.data import Stream, count_trained, load_problems
-from parts.folder import append
 from parts.run import Estimator, Run
 from helpers import lines
 from test_folder import taught
@@ -91,7 +90,8 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     assert lines[2] == "WARNING: 1 of these 4 answers got no verdict: raised, it fell"
     assert (run.accuracy, run.drawn) == (dict(easy=0.5, hard=0.25), [run.folder])
     run.bar, run.config = MagicMock(), replace(run.config, reward="mine.py:score")
-    running.show(dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3), run)
+    metrics = dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3)
+    running.update_bar(metrics, run)
     assert run.bar.set_postfix_str.call_args.args == (
         "reward 0.10  held-out 0.50, 0.25  samples 9  no signal 30%",)
     line = running.evaluation_line("", dict(avg=-3.5, ci_low=-4, ci_high=9, correct=0.25), run)
@@ -105,7 +105,7 @@ def test_every_step_ends_in_a_log_and_then_in_a_checkpoint(run, monkeypatch):
         monkeypatch.setattr(running, "watch", lambda *_: "no hope" * (step == 3))
         metrics = metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         with pytest.raises(SystemExit) if step == 3 else contextlib.nullcontext():
-            running.record(step, [], metrics, run)
+            running.log_and_save(step, [], metrics, run)
         assert metrics == metrics_of(samples=step, tokens=9 * step, seconds=0.5)
         assert run.state["step"] == step
     assert [folders.step_of(path) for path in folders.checkpoints(run.folder)] == [2, 3]
@@ -129,33 +129,30 @@ def test_the_first_step_of_a_start_says_how_long_the_others_may_take(
     run.config = replace(run.config, steps=steps, eval_every=every)
     run.state["step"] = run.after_step = after
     for step in (after + 1, after + 2):
-        running.record(step, [], metrics_of(seconds=seconds), run)
+        running.log_and_save(step, [], metrics_of(seconds=seconds), run)
         said = capsys.readouterr().out
         assert said == (f"estimated from step {step} alone: {words}\n" if words else "")
         words = ""  # once
 
 
 # ------------------------------------------------------------------------------ the last words
-def raises(error):
-    raise error
-
-
-def killed(number):
-    os.kill(os.getpid(), number)
-    signal.pause()  # the handler is called between two lines of Python
-
-
-ENDS = {  # how it ends -> exit code, words
-    "Ctrl-C": (lambda: killed(signal.SIGINT), 130, "stopped; "),
-    "SIGTERM": (lambda: killed(signal.SIGTERM), 143, "stopped; "),
-    "full disk": (lambda: raises(OSError(28, "No space left on device", "runs/mine/metrics.jsonl")),
-                  1, "No space left on device: 'runs/mine/metrics.jsonl'; "),
-    "memory": (lambda: torch.empty(2**46, dtype=torch.uint8), 1,  # the allocator's own error
-               "Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, "
+ENDS = [  # how it ends (a signal, an error, or more bytes than there are), exit code, words
+    (signal.SIGINT, 130, "stopped; "),
+    (signal.SIGTERM, 143, "stopped; "),
+    (OSError(28, "No space left on device", "a.jsonl"), 1, "No space left on device: 'a.jsonl'; "),
+    (2**46, 1, "Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, "
                "or try --sleep; "),
-    "no reader": (lambda: raises(BrokenPipeError(32, "Broken pipe")), 1, "Broken pipe; "),
-    "error": (lambda: raises(RuntimeError("shapes differ")), 1, "RuntimeError; "),
-}
+    (BrokenPipeError(32, "Broken pipe"), 1, "Broken pipe; "),
+    (RuntimeError("shapes differ"), 1, "RuntimeError; ")]
+
+
+def end(how) -> None:
+    if isinstance(how, signal.Signals):
+        os.kill(os.getpid(), how)
+        signal.pause()  # the handler is called between two lines of Python
+    if isinstance(how, Exception):
+        raise how
+    torch.empty(how, dtype=torch.uint8)  # the allocator has an error of its own
 
 
 @pytest.fixture
@@ -168,80 +165,68 @@ def handlers():
 
 
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("how", ENDS)
-def test_however_a_run_ends_it_says_what_is_saved(tmp_path, monkeypatch, capsys, handlers, how,
-                                                  saved):
+@pytest.mark.parametrize("how, code, words", ENDS, ids=str)
+def test_however_a_run_ends_it_says_what_is_saved(
+        tmp_path, monkeypatch, capsys, handlers, how, code, words, saved):
     monkeypatch.chdir(tmp_path)
     for step in (9, 12) if saved else ():
         (tmp_path / f"runs/mine/checkpoints/step-{step:06d}").mkdir(parents=True)
-    ends, code, words = ENDS[how]
     closed = []
     with pytest.raises(SystemExit) as ended, \
-            running.last_words(settled(name="mine")), \
+            running.say_how_to_resume(settled(name="mine")), \
             contextlib.ExitStack() as stack:
         stack.callback(closed.append, True)  # as the temporary folders' are
-        ends()
+        end(how)
     promise = ("everything up to step 12 is saved: continue with --name mine --resume."
                if saved else "nothing was saved yet: start again.")
     said = capsys.readouterr().err
     assert ended.value.code == code and said.splitlines()[-1].endswith(words + promise)
-    assert ("Traceback" in said) == (how == "error") and closed == [True]
+    assert ("Traceback" in said) == isinstance(how, RuntimeError) and closed == [True]
 
 
 @pytest.mark.parametrize("out, said", [
     (io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "\\u6570\n"), (io.StringIO(), "\u6570\n")])
 def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out, said):
     monkeypatch.setattr(sys, "stdout", out)
-    with running.last_words(settled(name="mine")):
+    with running.say_how_to_resume(settled(name="mine")):
         print("\u6570")
     assert out.seek(0) == 0 and out.read() == said
 
 
 def test_a_sentence_of_the_programs_own_stays(handlers):
     with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
-            running.last_words(settled(name="mine")):
+            running.say_how_to_resume(settled(name="mine")):
         raise SystemExit("Engine and trainer disagree.")
 
 
 # ------------------------------------------------------------------------------ a tracker
-class Trackio:
-    """A tracker that takes any step, and knows no other axis."""
+class Tracker:
+    """trackio; or wandb, which drops what comes at an earlier step than it has seen, here 22."""
 
-    axis = "step"
-
-    def __init__(self):
+    def __init__(self, wandb):
         self.starts, self.points, self.finish = [], {}, MagicMock()
+        self.axis, self.seen = None, 22 if wandb else 0
 
     def init(self, **how):
         self.starts.append(how)
 
-    def log(self, row, step):
-        self.points |= {(name, step): value for name, value in row.items()}
-
-
-class Wandb(Trackio):
-    """A tracker with wandb's rule: what is logged at an earlier step than before is dropped."""
-
-    step, axis = 22, ""  # after a kill: the process before has logged step 21
-
     def define_metric(self, name, step_metric):
-        assert name == "*"
+        assert name == "*" and self.seen
         self.axis = step_metric
 
     def log(self, row, step=None):
-        step = self.step if step is None else step
-        if step >= self.step:
-            super().log(row, row.get(self.axis))
-            self.step = step + 1
+        if step is None or step >= self.seen:
+            at = row[self.axis] if step is None else step
+            self.points |= {(name, at): value for name, value in row.items()}
 
 
 EVALUATED = dict(avg=0.5, ci_low=0.4, ci_high=0.6)
 
 
-@pytest.mark.parametrize("name, tracker", [("wandb", Wandb()), ("trackio", Trackio())])
-def test_a_tracker_gets_each_step_and_evaluation_under_one_name(
-        run, monkeypatch, capsys, name, tracker):
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch, capsys, name):
     """Also an evaluation that is repeated after a kill."""
+    tracker = Tracker(name == "wandb")
     monkeypatch.setitem(sys.modules, name, tracker)
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     run.config, run.state["step"] = replace(run.config, report_to=name), 20
@@ -254,15 +239,15 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(
     assert first == again and first["name"] == os.environ["WANDB_RUN_ID"] == "mine-1000"
     assert first["resume"] == "allow"
     running.record_evaluation([], dict(builtin=EVALUATED), run)
-    running.record(21, [], metrics_of(verdicts=dict(correct=7)), run)
+    running.log_and_save(21, [], metrics_of(verdicts=dict(correct=7)), run)
     running.record_evaluation([], dict(a=EVALUATED, b=EVALUATED), run)
     assert tracker.points["held_out/avg", 20] == tracker.points["train/loss", 21] == 0.5
     assert ("train/verdicts", 21) not in tracker.points
     assert {("held_out/a/avg", 21), ("held_out/b/avg", 21)} <= tracker.points.keys()
-    running.finish(run, bootstrap)
+    running.close_run(run, bootstrap)
     assert tracker.finish.call_count == 1
     tracker.log = tracker.init = MagicMock(side_effect=ConnectionError("no network\x1b[2J"))
-    running.record(22, [], metrics_of(), run)  # one that fails costs a warning
+    running.log_and_save(22, [], metrics_of(), run)  # one that fails costs a warning
     said = capsys.readouterr().out
     assert f"WARNING: step 22 did not reach {name} (ConnectionError: no network" in said
     assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 22
@@ -283,6 +268,7 @@ def test_the_real_wandb_keeps_a_step_that_goes_back(run, tmp_path, monkeypatch):
     for prefix, step in (("train", 21), ("held_out", 20)):
         running.track(run, prefix, step, dict(avg=step / 1024))
     run.tracker.finish()
+    run.tracker.teardown()  # waits for wandb's own process, which may still be writing
     (kept,) = tmp_path.glob("wandb/offline*/*.wandb")
     # Blocks of 32 KiB, each of which begins with a header of 7 bytes, may cut a number in two.
     written, block = kept.read_bytes(), 2**15
@@ -295,37 +281,11 @@ def newest(run):
     return folders.checkpoints(run.folder)[-1]
 
 
-@pytest.mark.slow
-def test_a_column_that_a_template_shows_belongs_to_the_data(tmp_path):
-    def write(hint, note):
-        append(tmp_path / "mine.jsonl", *(
-            dict(problem=f"{a}+{b}=?", answer=str(a + b), hint=hint, note=note)
-            for a in range(1, 8) for b in (1, 2, 3)))
-
-    file, template = tmp_path / "mine.jsonl", tmp_path / "mine.jinja"
-    template.write_text("<|user|>{{ row.hint }}{{ problem }}<|assistant|>")
-    held_out = tmp_path / "held-out.jsonl"
-    append(held_out, dict(problem="9+9=?", answer="18", hint="1"))
-    own = dict(data=str(file), eval_data=str(held_out), template=str(template))
-    write("1", "a")
-    folder = small_run(tmp_path, steps=1, **own)
-    assert all(row["prompt"].startswith("<|user|>1") for row in lines(folder / "groups.jsonl"))
-    gc.collect()
-    file.unlink()
-    write("1", "b")  # which no template shows
-    small_run(tmp_path, steps=2, resume=True, **own)
-    gc.collect()
-    file.unlink()
-    write("2", "b")
-    with pytest.raises(SystemExit, match="other contents of --data"):
-        small_run(tmp_path, steps=3, resume=True, **own)
-
-
 def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, capsys):
     run.stream.take(21)
     run.estimator.counts = {"a": [1.0, 2.0]}
     for step in range(1, 11):
-        running.record(step, groups(1), metrics_of(), run)
+        running.log_and_save(step, groups(1), metrics_of(), run)
     for name in ("metrics.jsonl", "groups.jsonl"):  # killed before the checkpoint of step 11
         folders.append(run.folder / name, dict(step=11))
 
@@ -353,7 +313,7 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
     monkeypatch.setattr(running, "expand", dict(both="ab").get)  # one name for several sets
     run.config = replace(run.config, eval_data="both", eval_every=5)
     for step in range(1, 11):
-        running.record(step, [], metrics_of(), run)
+        running.log_and_save(step, [], metrics_of(), run)
     for step, parts in ((5, ["answers", "a", "b"]), (10, written)):
         for name in parts:
             log = "answers.jsonl" if name == "answers" else "eval.jsonl"
@@ -369,16 +329,18 @@ def test_an_evaluation_that_a_crash_has_cut_short_is_made_again(
 
 
 def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
-    """And a chat template that has changed is noticed."""
-    lora = dict(lora_rank=2, lora_alpha=5)
-    folder = small_run(tmp_path, steps=1, eval_every=0, resume=True, **lora)
+    """A chat template that has changed is noticed, and so is a name that was perhaps misspelt."""
+    (tmp_path / "runs/demos").mkdir(parents=True)  # no run
+    (tmp_path / "runs/demo/checkpoints/step-000003").mkdir(parents=True)
+    how = dict(name="demoo", eval_every=0, resume=True, lora_rank=2, lora_alpha=5)
+    folder = small_run(tmp_path, steps=1, **how)
     said = capsys.readouterr().out  # as `make demo` begins
-    assert "no checkpoint of mine: this starts a new run with --model tiny, --data builtin" in said
-    assert "similar name" not in said and "from here on" not in said
+    assert "no checkpoint of demoo: this starts a new run with --model tiny, --data builtin" in said
+    assert "; runs/demo has a similar name\n" in said and "from here on" not in said
     made = folders.read_json(folder / "checkpoints/step-000001/adapter_config.json")
     assert (made["r"], made["lora_alpha"]) == (2, 5)
     gc.collect()  # its lock goes with it, as with its process
-    small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
+    small_run(tmp_path, steps=2, lr=0.5, **how)
     said = capsys.readouterr().out
     assert "WARNING: the prompts" not in said and "no checkpoint" not in said
     assert "from here on --lr is 0.5 (it was 0.001), --steps is 2 (it was 1)\n" in said
@@ -386,7 +348,7 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     prompts = provenance.read_config(folder)["inputs"]["prompts"]
     file.write_text(file.read_text().replace(prompts, "others"))
     gc.collect()
-    small_run(tmp_path, steps=2, eval_every=0, resume=True, lr=0.5, **lora)
+    small_run(tmp_path, steps=2, lr=0.5, **how)
     assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
     found = provenance.read_config(folder)
     starts = found["starts"]
@@ -400,45 +362,35 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     assert count_trained(folder, trained) == 3
 
 
-def test_a_misspelt_name_on_resume_is_a_new_run_that_names_the_one_that_exists(tmp_path, capsys):
-    """Here also without the first evaluation: then its end says why it compares nothing."""
-    (tmp_path / "runs/demos").mkdir(parents=True)  # no run
-    for name in ("checkpoints/step-000003", "checkpoints/step-000004"):
-        (tmp_path / "runs/demo" / name).mkdir(parents=True)
-    folder = small_run(tmp_path, name="demoo", resume=True, steps=2, eval_every=1, eval_first=False)
-    said = capsys.readouterr().out
-    assert "no checkpoint of demoo: this starts a new run" in said
-    assert "; runs/demo has a similar name\n" in said
-    assert [row["step"] for row in lines(folder / "eval.jsonl")] == [1, 2]
-    assert "--no-eval-first" in (last := said.partition("curves: ")[0].splitlines()[-1])
-    assert "python eval.py --adapter runs/demoo --base compares it with its base model" in last
+INPUTS = {  # the files that a run is started with
+    "train.jsonl": '{"problem": "1+2=?", "answer": "3", "hint": 1, "note": "a"}',
+    "test.jsonl": '{"problem": "4+2=?", "answer": "6", "hint": 1}',
+    "mine.py": "def score(problem, completion): return 1",
+    "mine.jinja": "<|user|>{{ row.hint }} {{ problem }}<|assistant|>",
+    "mine.json": '[{"role": "user", "content": "{problem}"}]'}
 
 
-INPUTS = dict(  # setting -> its file, what is in it, and what is in it at the next start
-    data=("train.jsonl", '{"problem": "1+2=?", "answer": "3"}', '{"problem": "?", "answer": "3"}'),
-    eval_data=("test.jsonl", '{"problem": "4+2=?", "answer": "6"}', '{"problem": "?"}'),
-    reward=("mine.py", "def score(problem, completion): return 1", "score = None"),
-    template=("mine.json", *(json.dumps([dict(role="user", content=text)])
-                             for text in ("{problem}", "Solve {problem}"))))
-
-
-@pytest.mark.parametrize("changed", INPUTS)
-def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsys, changed):
+@pytest.mark.parametrize("file, old, new, flag", [
+    ("train.jsonl", "1+2", "2+1", "data"), ("train.jsonl", '"hint": 1', '"hint": 2', "data"),
+    ("train.jsonl", '"a"', '"b"', ""),  # which no template shows
+    ("test.jsonl", '"6"', '"7"', "data"), ("mine.py", "1", "2", "reward"),
+    ("mine.json", "{problem}", "Solve {problem}", "template")])
+def test_a_run_is_known_by_what_it_was_started_with(
+        tmp_path, monkeypatch, capsys, file, old, new, flag):
     """Other contents under the same name are told apart; so small a data set is announced."""
-    settings = dict(steps=1, eval_every=0)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name, (file, before, _) in INPUTS.items():
-        (tmp_path / file).write_text(before)
-        settings[name] = f"~/{file}" + ":score" * (name == "reward")
+    for name, text in INPUTS.items():
+        (tmp_path / name).write_text(text)
+    settings = dict(steps=1, eval_every=0, data="~/train.jsonl", eval_data="~/test.jsonl",
+                    template="~/mine.jinja" if file.endswith(".jsonl") else "~/mine.json",
+                    reward="~/mine.py:score" if file == "mine.py" else "")
     small_run(tmp_path, **settings)
-    said = "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in it"
-    assert said in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in" in said
     gc.collect()
-    file, _, after = INPUTS[changed]
-    (tmp_path / file).write_text(after)
-    flag = changed.removeprefix("eval_")
-    sentence = f"started with other contents of --{flag} .*; now .*--name"
-    with pytest.raises(SystemExit, match=sentence):
+    (tmp_path / file).write_text(INPUTS[file].replace(old, new))
+    with contextlib.nullcontext() if not flag else pytest.raises(
+            SystemExit, match=f"started with other contents of --{flag} .*; now .*--name"):
         small_run(tmp_path, resume=True, **settings)
 
 
@@ -446,13 +398,14 @@ def test_a_run_is_known_by_what_it_was_started_with(tmp_path, monkeypatch, capsy
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
     for step, more in ((30, 200), (150, 300)):
         run.state["step"], run.config = step, replace(run.config, steps=step)
-        running.finish(run, bootstrap)
-        *_, look, go_on = capsys.readouterr().out.splitlines()
+        running.close_run(run, bootstrap)
+        compared, _, look, go_on = capsys.readouterr().out.splitlines()
+        assert "cannot be said, because answers.jsonl lacks" in compared
+        assert f"eval.py --adapter {run.folder} --base compares it with its base" in compared
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
         again = parse_flags(Flags, flags, "minirl.py", "")
         assert (again.name, again.resume, again.steps) == ("mine", True, more)
-    assert len(run.drawn) == 2
 
 
 def answered(run, step, **sets):
@@ -475,7 +428,7 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
     run.state["step"], run.config = 30, replace(run.config, steps=30)
     for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):
         answered(run, step, a=rewards)
-    running.finish(run, bootstrap)
+    running.close_run(run, bootstrap)
     said = capsys.readouterr().out
     change = bootstrap([[after - before for before, after in zip(then, now)]])
     numbers = [f"{100 * change[key]:+.1f}" for key in ("avg", "ci_low", "ci_high")]
@@ -489,25 +442,15 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
 def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own(run, capsys):
     """A line that a power cut has taken leaves a problem out."""
     run.state["step"], run.config = 30, replace(run.config, reward="mine.py:score")
-    answered(run, 0, a=[-2.5, 4], b=[1] * 40)
-    answered(run, 30, b=[0.5] * 40, a=[1])
-    running.finish(run, bootstrap)
+    answered(run, 0, b=[1] * 40, a=[-2.5, 4])
+    answered(run, 30, a=[1], b=[0.5] * 40)
+    running.close_run(run, bootstrap)
     first, second = [line for line in capsys.readouterr().out.splitlines() if "minus first" in line]
     assert "reward on a, last evaluation minus first, question by question: +3.5 (no" in first
     assert second == (
         "held-out reward on b, last evaluation minus first, question by question: -0.5 (no "
         "interval, because all problems have the same result). The model is worse than before the "
         "training, because all problems have the same difference.")
-
-
-@pytest.mark.parametrize("skipped", [True, False])
-def test_a_run_without_its_first_evaluation_says_why_it_compares_nothing(run, capsys, skipped):
-    run.state["step"], run.config = 30, replace(run.config, eval_first=not skipped)
-    answered(run, 20, a=THEN)
-    answered(run, 30, a=THEN)
-    running.finish(run, bootstrap)
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if "cannot be said" in line]
-    assert ("--no-eval-first" in said) == skipped and ("answers.jsonl" in said) != skipped
 
 
 def test_which_steps_are_followed_by_an_evaluation():
@@ -520,7 +463,7 @@ def test_which_steps_are_followed_by_an_evaluation():
 # ------------------------------------------------------------------ before the first step
 def test_every_phase_of_every_step_has_its_own_random_state():
     def drawn(*parts):
-        rng = running.reseed(*parts)
+        rng = running.seed_all(*parts)
         return rng.random(), torch.rand(1).item(), numpy.random.rand()
 
     first = drawn(0, 1, "training")

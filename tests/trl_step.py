@@ -82,7 +82,7 @@ if __name__ == "__main__":
     if "--steps" in sys.argv:
         trl_ada.Keeper.on_pre_optimizer_step = dies
         own, asked = trl_ada.parse(sys.argv[2:])
-        with trl_ada.last_words(asked):
+        with trl_ada.say_how_to_resume(asked):
             trl_ada.main(own, asked)
     else:
         trainer, (gradient,) = one_step(trl_ada, sys.argv[2:])
