@@ -28,8 +28,6 @@ def score(problem, completion):
 
 def row(problem: dict, completion: str) -> float:
     return problem["number"] + problem["nested"]["more"] + len(completion)
-
-def helper(): return {}['deep']
 '''
 
 
@@ -71,8 +69,7 @@ def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct
     ("{'only one': np.float32(0.5)}", 0.5, {"only one": 0.5}),
     ("{'größe, $x_1$': Decimal('0.75')}", 0.75, {"größe, $x_1$": 0.75}),
     ("__import__('collections').Counter('abbc')", 4.0, dict(a=1.0, b=2.0, c=1.0)),
-    ("{'x' * 40: 1, **dict.fromkeys('abcdef', 0)}", 1.0,
-     {"x" * 40: 1.0, **dict.fromkeys("abcdef", 0.0)})])
+    ("dict.fromkeys('abcdefg', 0)", 0.0, dict.fromkeys("abcdefg", 0.0))])
 def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completion, number, parts):
     found = grader.grade([({}, completion)])[0]
     assert found.reward == number
@@ -87,12 +84,10 @@ def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completio
     ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
     *((odd, "no_number", "it returned {") for odd in (
         "{}", "{'a': None}", "{'a': float('nan'), 'b': 1}", "{'a': '1'}", "{'a': {'b': 1}}",
-        "{'a': 1e6 + 1, 'b': -1e6}", "{'a': 1e6, 'b': 1}", "{1: 1.0}", "{('a',): 1.0}", "{'': 1}",
-        "{'a\\x1b[2J': 1}", "{'a\\ud800': 1}", "{'x' * 41: 1}", "dict.fromkeys('abcdefgh', 0)")),
+        "{'a': 1e6 + 1, 'b': -1e6}", "{'a': 1e6, 'b': 1}", "dict.fromkeys('abcdefgh', 0)")),
     ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
-    ("{}['missing']", "raised", "KeyError: 'missing' (line 9 of mine.py)"),
-    ("helper()", "raised", "KeyError: 'deep' (line 14 of mine.py)"),
-    ("open('mine.py')", "raised", "directory: 'mine.py' (line 9 of mine.py)"),
+    ("{}['missing']", "raised", "KeyError: 'missing'"),
+    ("open('mine.py')", "raised", "directory: 'mine.py'"), ("{1: 1.0}", "raised", "TypeError"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
         grader, completion, status, why):
@@ -122,13 +117,9 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
-SEES = {  # parameters, and whether the function is given the special tokens
-    "problem, completion, raw": True, "problem, completion, *, raw": True,
-    "problem, completion, raw=''": True, "problem, completion, limit=3, raw='', **more": True,
-    "problem, text": False, "problem, completion, **more": False, "*both": False}
-
-
-@pytest.mark.parametrize("takes, sees", SEES.items())
+@pytest.mark.parametrize("takes, sees", [
+    ("problem, completion, raw", True), ("problem, completion, *, limit=3, raw='', **more", True),
+    ("problem, completion, **more", False), ("*both", False)])
 def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, takes, sees):
     (tmp_path / "mine.py").write_text(f"score = lambda {takes}: len(locals().get('raw', ''))")
     with OwnReward(f"{tmp_path}/mine.py:score", 0, workers=1) as grader:
@@ -140,7 +131,6 @@ def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, t
 @pytest.mark.parametrize("takes, why", [
     ("a", "too many positional arguments"), ("completions, **kwargs", "too many positional"),
     ("a, b, *, c", "missing a required"), ("a, raw", "multiple values for argument 'raw'"),
-    ("prompts, completions, **kwargs", "it is called with one problem and one completion"),
     ("data_source, solution_str, ground_truth, extra_info=None", "missing a required argument")])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")

@@ -127,12 +127,9 @@ BAD_TEMPLATES = [
 ]
 BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
     ("scores = lambda: 0", "AttributeError: module 'a.py' has no attribute 'score'"),
-    ("def score(a, b, c): pass", "TypeError: missing a required argument: 'c'"),
     ("score = 3", "TypeError: 3 is not a callable object"),
     ("\ndef score(a, b)\n  pass", "SyntaxError: expected ':' (a.py, line 2)"),
-    ("open('sums.jsonl')",
-     "FileNotFoundError: [Errno 2] No such file or directory: 'sums.jsonl' (line 1 of a.py)"),
-    ("import numpty", "ModuleNotFoundError: No module named 'numpty' (line 1 of a.py)"),
+    ("import numpty", "ModuleNotFoundError: No module named 'numpty'"),
     ("import os; os._exit(1)", "its process ended with exit code 1"),
     ("import sys; sys.exit(5)", "SystemExit: 5"),
 ]
@@ -177,7 +174,7 @@ REFUSED = {
             Path("long.jsonl"), json.dumps(dict(problem="1+" * 999 + "1=?", answer="1000")))),
         *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION of an existing file, not {name}.")
           for name in ("a.py", "a.py:", "a:score", ".:x", "a.py:score")),
-        *(("--reward a.py:score", f"--reward a.py:score cannot be used: {words}",
+        *(("--reward a.py:score", f"a.py:score cannot be used: {words}",
            text(Path("a.py"), content)) for content, words in BAD_REWARDS),
         ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),
         *((f"--name other {flag}", "runs/other holds eval.jsonl but no run: name another folder "
