@@ -50,42 +50,31 @@ def grader(tmp_path_factory):
 
 
 # ------------------------------------------------------------------------------ what it returns
-@pytest.mark.parametrize("completion, number", [
-    ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
-    ("Decimal('0.75')", 0.75), ("__import__('fractions').Fraction(1, 4)", 0.25),
-    ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
-    (r"float(extract_answer('\\boxed{7}'))", 7.0), ("-0.0", 0.0)])
-def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(
-        grader, completion, number):
-    found = grader.grade([({}, completion)])[0]
-    assert (str(found.reward), found.why) == (str(number), "")
-    assert found.status == ("correct" if number > 0.5 else "wrong") and found.parts == {}
-
-
 @pytest.mark.parametrize("completion, number, parts", [
+    *((completion, number, {}) for completion, number in [
+        ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25), ("TEN", 10.0),
+        ("Decimal('0.75')", 0.75), ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("-0.0", 0.0),
+        (r"float(extract_answer('\\boxed{7}'))", 7.0)]),
     ("dict(right=1, format=0.25)", 1.25, dict(right=1.0, format=0.25)),
     ("dict(right=False, length=-1e6)", -1e6, dict(right=0.0, length=-1e6)),
     ("{'a': 0.1, 'b': 0.2, 'c': 0.3}", 0.6, dict(a=0.1, b=0.2, c=0.3)),  # 0.1 + 0.2 + 0.3 > 0.6
-    ("{'only one': np.float32(0.5)}", 0.5, {"only one": 0.5}),
     ("{'größe, $x_1$': Decimal('0.75')}", 0.75, {"größe, $x_1$": 0.75}),
-    ("__import__('collections').Counter('abbc')", 4.0, dict(a=1.0, b=2.0, c=1.0)),
     ("dict.fromkeys('abcdefg', 0)", 0.0, dict.fromkeys("abcdefg", 0.0))])
-def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completion, number, parts):
+def test_a_reward_is_a_number_or_the_sum_of_named_ones_and_those_above_the_threshold_are_correct(
+        grader, completion, number, parts):
     found = grader.grade([({}, completion)])[0]
-    assert found.reward == number
-    assert found.parts == {f"reward/{name}": value for name, value in parts.items()}
+    assert str(found.reward) == str(number)
     assert found.status == ("correct" if number > 0.5 else "wrong")
-    assert all(f"{name} {value:g}" in found.why for name, value in parts.items())
+    assert found.parts == {f"reward/{name}": value for name, value in parts.items()}
+    assert found.why == ", ".join(f"{name} {value:g}" for name, value in parts.items())
 
 
 @pytest.mark.parametrize("completion, status, why", [
-    ("None", "no_number", "returned None"), ("float('nan')", "no_number", "nan"),
-    ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
-    ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
-    *((odd, "no_number", "it returned {") for odd in (
-        "{}", "{'a': None}", "{'a': float('nan'), 'b': 1}", "{'a': '1'}", "{'a': {'b': 1}}",
-        "{'a': 1e6 + 1, 'b': -1e6}", "{'a': 1e6, 'b': 1}", "dict.fromkeys('abcdefgh', 0)")),
-    ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
+    *((odd, "no_number", f"it returned {odd}; see docs/rewards.md") for odd in (
+        "None", "'0.5'", "[1.0]", "1000001.0", "1j", "{}", "{'a': None}", "{'a': '1'}",
+        "{'a': {'b': 1}}", "{'a': 1000001.0, 'b': -1.0}", "{'a': 1000000.0, 'b': 1}")),
+    ("float('nan')", "no_number", "nan"), ("10**400", "no_number", "1000"),
+    ("dict.fromkeys('abcdefgh', 0)", "no_number", "it returned {"),
     ("{}['missing']", "raised", "KeyError: 'missing'"),
     ("open('mine.py')", "raised", "directory: 'mine.py'"), ("{1: 1.0}", "raised", "TypeError"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
@@ -156,16 +145,14 @@ def test_all_of_a_run_is_rewarded_by_one_function(mine):
 
 
 @pytest.mark.slow
-def test_a_file_that_imports_torch_is_loaded_anew_and_sees_nothing_of_the_trainer(tmp_path):
-    """So no GPU context is forked."""
+def test_a_file_that_imports_torch_is_loaded_anew(tmp_path):
+    """So no GPU context is forked, and torch fits into the limit of memory."""
     (tmp_path / "mine.py").write_text(
-        "import sys, torch\nSEED = torch.initial_seed()\ndef score(row, text):\n"
-        "  return dict(seed=SEED % 1000, mean=torch.ones(3).mean(), ours='helpers' in sys.modules)")
+        "import torch\nSEED = torch.initial_seed()\ndef score(row, text):\n"
+        "  return dict(is_ours=SEED == 1234, mean=torch.ones(3).mean())")
     torch.manual_seed(1234)
     with OwnReward(f"{tmp_path}/mine.py:score", 0.5, workers=1) as grader:
-        for found in grader.grade([({}, "")] * 2):
-            assert found.parts["reward/mean"] == 1 and found.parts["reward/ours"] == 0
-            assert found.parts["reward/seed"] != 234
+        assert grader.grade([({}, "")])[0].parts == {"reward/is_ours": 0, "reward/mean": 1}
 
 
 # ------------------------------------------------------------------------------ data
@@ -221,7 +208,7 @@ def test_the_pages_examples_do_what_it_says(tmp_path):
     ("last_number", "It is -51.", 0), ("last_number", "fifty-one", 0),
     ("steps", "1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("steps", "1+2=9\n\\boxed{7}", 0.5),
     ("steps", "", 0.0), ("steps", "a=1\n" * 9, 1.0), ("steps", "\\boxed{7}\n1+2=3\n3+4=7", 0.0),
-    ("people", "", 0.0), ("people", "[1]", 0.0), ("people", '{"name": "Anna", "age": 57}', 0.0),
+    ("people", "[1]", 0.0), ("people", '{"name": "Anna", "age": 57}', 0.0),
     ("people", '{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
     ("people", '{"name": "Anna", "age": "57", "city": "x"}', 0.6),
     ("people", '{"name": 1, "age": 2, "city": 3}', 0.4),

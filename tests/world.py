@@ -1,12 +1,4 @@
-"""A small world: a run in which only vLLM, the grader and the probe are stand-ins.
-
-    Engine        in vLLM's place: what it writes follows from (seed, prompt, place in the pool)
-    Grader        in math-verify's place: instant, and strict about who asks for what
-    ready()       as much of a run as one step of training needs, with a policy of one layer
-    small_run()   minirl.py from start to end, on the built-in model: two seconds
-    settled()     the settings of a run, as its first lines make them
-    difference()  whether two runs are the same
-"""
+"""A small world: a run in which only vLLM, the grader and the probe are stand-ins."""
 import contextlib
 import itertools
 import math
