@@ -151,18 +151,6 @@ def test_a_sample_has_a_seed_of_its_own():
     assert len({*seeds}) == 5 and seeds[0] == seeds[5]
 
 
-def test_the_command_that_is_printed_keeps_a_threshold_of_0_and_columns_of_ones_own_file_only():
-    from recipes import trl_ada
-
-    own = dict(data="mine.jsonl", columns="q,a", reward="mine.py:score", threshold=0.0)
-    for asked, named in (("math500", False), ("held-out", True), ("mine.jsonl", True)):
-        words = trl_ada.evaluation(
-            trl_ada.TRL(), Settings(**own, eval_data=asked), Path("some")).split()
-        assert "--threshold=0.0" in words and ("--columns=q,a" in words) == named
-    assert "--threshold" not in trl_ada.evaluation(
-        trl_ada.TRL(), Settings(eval_data="builtin"), Path("some"))
-
-
 # ------------------------------------------------------------------------------ several processes
 def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     """(did it end well? what it said): trl_step.py in two processes, by a file of recipes/launch.
@@ -259,7 +247,7 @@ def test_what_is_kept_is_evaluated(recipe, capsys, kind, saves):
     command = capsys.readouterr().out.rpartition("evaluate it with ")[2]
     _, script, *flags = shlex.split(command.splitlines()[0])
     run_program(script, *flags, "--out", "out")
-    assert len(lines("out/eval.jsonl")) == 8
+    assert len(lines("out/eval.jsonl")) == 8  # as many problems and samples as in the run
     assert json.loads(Path("out/protocol.json").read_text())["stop"] == [30, 346]
 
 
