@@ -352,16 +352,17 @@ def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
     tokenizer = load_tokenizer(model.path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems in loaded]
-    require_embedded(model.path, tokenizer, sum(sets, []))
+    every = sum(sets, [])
+    require_embedded(model.path, tokenizer, every)
     require_weights(model.path)
     files, run = {}, run_named(config.adapter or config.model)
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
-    return sum(sets, []), asdict(config) | dict(
+    return every, asdict(config) | dict(
         path=model.path, files=files, own_files=own_files(config), versions=versions(),
         dtype=machine.dtype, context=config.max_prompt_tokens + config.max_tokens,
-        trained=count_trained(run, sum(sets, [])) if run else 0,
-        prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
+        trained=count_trained(run, every) if run else 0,
+        prompt=sets[0][0].prompt, prompts=digest_of_prompts(every),
         stop=stop_ids(model.path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)

@@ -42,10 +42,9 @@ class Words:
 
 
 class Engine:
-    """Sample s of a prompt is the same whenever it is drawn, and whatever else is drawn.
-
-    So two ways of driving it can be compared sample by sample, and a resumed run with one that was
-    never stopped. seed: None takes what `seed_everything` decided, as vLLM does.
+    """In vLLM's place. What it writes follows from the seed, the prompt and the place in the pool,
+    so a resumed run can be compared with one that was never stopped. seed: None takes what
+    `seed_everything` decided, as vLLM does.
 
     At most `slots` samples are written at a time, a token each per step; those that finish in one
     step come back in random order. length: (rng, correct) -> tokens. A prompt is anything with a
@@ -119,9 +118,9 @@ def by_text(key, problem, rollout) -> float:
 
 
 class Grader(contextlib.AbstractContextManager):
-    """Rewards by `judge(key, problem, rollout)`; one that is NaN has no verdict.
+    """Rewards by `judge(key, problem, rollout)`, at once; one that is NaN has no verdict.
 
-    Fails the test if a verdict is asked for twice, early or never, or under another prompt.
+    Fails the test if a verdict is asked for twice or early, or under another prompt.
     """
 
     def __init__(self, judge=by_text):
