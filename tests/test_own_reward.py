@@ -12,7 +12,7 @@ from helpers import ROOT, lines, run_program
 from parts.config import Config
 from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
-from parts.grader import OwnReward
+from parts.grader import OwnReward, require_function
 from parts.problems import chains
 
 
@@ -99,6 +99,7 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
     built_in, = load_problems("builtin", whole_rows=True, limit=1)
     assert built_in.row.items() >= dict(problem=built_in.problem, id=built_in.id).items()
     monkeypatch.setenv("HOME", str(tmp_path))
+    require_function(f"~/{mine.name}:row")  # else SystemExit
     with OwnReward(f"~/{mine.name}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
             answer = SimpleNamespace(text="four", raw="four<end>")
