@@ -31,7 +31,8 @@ import numpy as np
 from tqdm import tqdm
 
 from ada_sampler import fill_missing
-from parts.config import check_numbers, given_in, in_one_sentence, parse_flags, require_effect
+from parts.config import (CommonFlags, check_numbers, given_in, in_one_sentence, parse_flags,
+                          require_effect)
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, default_data,
                         default_template, digest, digest_of_prompts, is_own, keys_of,
                         load_problems, load_sets, still_held_out)
@@ -42,8 +43,8 @@ from parts.machine import Machine, build_for_cpu, this_machine
 from parts.models import (TINY, Model, find_model, load_tokenizer, require_context,
                           require_weights, resolve_model)
 from parts.prompts import add_prompts, require_embedded, stop_ids
-from parts.provenance import (MERGED, as_model, base_of, find_adapter, own_files, read_config,
-                              require_same, run_named, settings, versions)
+from parts.provenance import (MERGED, as_model, base_of, find_adapter, own_files, require_same,
+                              run_named, settings, versions)
 from parts.settle import SMALL, by_size, size_of
 from parts.sources import MEASURED, expand
 from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
@@ -53,13 +54,14 @@ from rewards import open_grader
 
 # ----------------------------------------------------------------------------------------- settings
 @dataclass(frozen=True)
-class Flags:
-    """Every flag of `python eval.py`. Numbers are comparable only where template, lengths, stop, k,
-    limit, temperature and problems are equal. A default of None depends on the model.
+class Flags(CommonFlags):
+    """Every flag of `python eval.py`: CommonFlags and these. None depends on the model.
+
+    Numbers are comparable only where template, lengths, stop, k, limit, temperature and problems
+    are equal.
     """
 
-    model: str = "tiny"
-    """tiny, a name such as Qwen2.5-Math-1.5B, a hub id, a folder, or runs/NAME (merged)"""
+    # ---- which policy, and what it is compared with
     adapter: str = ""
     """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
     base: bool = False
@@ -68,23 +70,10 @@ class Flags:
     """folder of a finished evaluation of the same problems"""
     out: str | None = None
     """folder of this evaluation; default: runs/eval-MODEL-DATA-kK"""
-    data: str | None = None
-    """benchmarks, hub ids, files (.jsonl, .json, .parquet, .csv) or builtin problems, by commas"""
-    columns: str = ""
-    """QUESTION,ANSWER: the columns with problem and correct answer, if not found by themselves"""
-    reward: str = ""
-    """FILE.py:FUNCTION gives the reward instead of math-verify; then no answers are needed"""
+
+    # ---- the samples
     threshold: float = 0.7
     """with --reward: one above it is correct, for pass@k"""
-    template: str | None = None
-    """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
-    chat, none"""
-    max_prompt_tokens: int | None = None
-    """longer prompts are dropped and counted; default: as in a training of this model"""
-    max_tokens: int | None = None
-    """longest response, in tokens; default: as in a training of this model"""
-    stop: str = ""
-    """TOKEN,...: further tokens that end a response, besides those that the model itself names"""
     k: int = 32
     """samples per problem"""
     limit: int = 0
@@ -93,6 +82,8 @@ class Flags:
     """sampling temperature; 0 = greedy, with --k 1"""
     seed: int = 0
     """decides the samples"""
+
+    # ---- what it runs on
     sync: Literal["adapter", "merge"] | None = None
     """the engine gets an adapter as it is (default on a GPU) or merged (default on a CPU)"""
     engine_memory: float = 0.85
@@ -367,16 +358,17 @@ def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
     tokenizer = load_tokenizer(model.path)
     sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
             for problems in loaded]
-    require_embedded(model.path, tokenizer, sum(sets, []))
+    every = sum(sets, [])
+    require_embedded(model.path, tokenizer, every)
     require_weights(model.path)
     files, run = {}, run_named(config.adapter or config.model)
     if config.adapter:  # one that was trained further is another policy
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
-    return sum(sets, []), asdict(config) | dict(
+    return every, asdict(config) | dict(
         path=model.path, files=files, own_files=own_files(config), versions=versions(),
         dtype=machine.dtype, context=config.max_prompt_tokens + config.max_tokens,
-        trained=count_trained(run, sum(sets, [])) if run else 0,
-        prompt=sets[0][0].prompt, prompts=digest_of_prompts(sum(sets, [])),
+        trained=count_trained(run, every) if run else 0,
+        prompt=sets[0][0].prompt, prompts=digest_of_prompts(every),
         stop=stop_ids(model.path, tokenizer, config.template, config.stop),
         questions={problems[0].source: digest(problems) for problems in sets},
         weights={problems[0].source: weight or len(problems)
@@ -410,18 +402,12 @@ def adapted_policy(protocol: dict) -> tuple:
 def load_finished(folder: Path, protocol: dict, problems: list) -> list[float]:
     """avg@k of each question in another evaluation. SystemExit if it cannot be compared with."""
     require_folder(folder)
-    if "starts" in read_config(folder):
-        raise SystemExit(f"{shown(folder)} is a training run: --against takes an evaluation, and "
-                         "--base compares with the base model.")
     other = read_json(folder / "protocol.json")
     here, there = protocol["questions"], other.get("questions", {})
     if here != there:
-        differ = "; ".join(f"{shown(name)}: {here.get(name, 'none')} here, "
-                           f"{shown(there.get(name, 'none'))} there"
-                           for name in sorted({*here, *there}) if here.get(name) != there.get(name))
-        raise SystemExit(f"{shown(folder)} has other questions ({differ}): take the same --data, "
-                         "--limit and --reward, or compare an adapter with its base model by "
-                         "--base.")
+        raise SystemExit(f"{shown(folder)} has other questions ({listed(there)}) than there are "
+                         f"here ({listed(here)}): take the same --data, --limit and --reward, or "
+                         "compare an adapter with its base model by --base.")
     rows = in_order(read_rows(folder / "eval.jsonl", is_sample), problems, other["k"])
     if None in rows:
         raise SystemExit(f"{shown(folder)} is not finished: repeat its command to continue it.")
@@ -464,15 +450,9 @@ def main(argv: list[str] | None = None) -> None:
     config = parse(argv)
     if base_of(config.model) in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
-    try:
-        problems, protocol = problems_and_protocol(config)
-        before_Q = config.against and load_finished(Path(config.against), protocol, problems)
-        policy, rank = adapted_policy(protocol) if config.adapter else (None, 8)
-    except (OSError, ValueError):
-        if not config.adapter or Path(config.adapter).exists():
-            raise
-        raise SystemExit(f"{shown(config.adapter)} is gone: its run has gone on, and keeps its "
-                         "newest checkpoints. Repeat the command.") from None
+    problems, protocol = problems_and_protocol(config)
+    before_Q = config.against and load_finished(Path(config.against), protocol, problems)
+    policy, rank = adapted_policy(protocol) if config.adapter else (None, 8)
     unit = unit_of(config.reward)
     with open_folder(Path(protocol["out"]), protocol):
         for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",

@@ -22,7 +22,7 @@ from parts.grader import require_function
 from parts.machine import build_for_cpu
 from parts.models import TINY, resolve_model
 from parts.provenance import as_model, base_of, run_named, settings
-from parts.text import is_text, listed, quiet_end, shown
+from parts.text import listed, quiet_end, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -54,21 +54,12 @@ EDITION = 5  # of config.json: a run is resumed by the edition that has started 
 
 # ------------------------------------------------------------------------------ the flags
 @dataclass(frozen=True)
-class Flags(SamplerConfig):
-    """Every flag of `python minirl.py`. A default of None depends on the model or the machine."""
+class CommonFlags:
+    """What minirl.py and eval.py both have: the model, its problems, and how they are asked."""
 
-    # ---- what is trained
     model: str = "tiny"
     """tiny, tiny-moe, tiny-skills, or a model: Qwen2.5-Math-1.5B, a hub id (org/name), a folder; or
-    runs/NAME, to begin from what that run has trained"""
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """precision of the frozen weights; default: float32 on a CPU, bfloat16 or float16 on a GPU"""
-    lora_rank: int = 16
-    """rank of the adapter, on all linear layers but the head (mixture of experts: attention)"""
-    lora_alpha: int = 32
-    """the adapter is scaled by lora_alpha / lora_rank"""
-
-    # ---- what is asked and how, and who says whether an answer is right
+    runs/NAME, which is what that run has trained"""
     data: str | None = None
     """benchmarks, hub ids, files (.jsonl, .json, .parquet, .csv) or builtin problems, by commas"""
     columns: str = ""
@@ -84,6 +75,24 @@ class Flags(SamplerConfig):
     """longest response, in tokens; default: 64, of small models 40 or 160, of larger ones 3000"""
     stop: str = ""
     """TOKEN,...: further tokens that end a response, besides those that the model itself names"""
+
+
+@dataclass(frozen=True)
+class Flags(SamplerConfig, CommonFlags):
+    """Every flag of `python minirl.py`: CommonFlags, the sampler's, and these.
+
+    A default of None depends on the model or the machine.
+    """
+
+    # ---- what is trained
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """precision of the frozen weights; default: float32 on a CPU, bfloat16 or float16 on a GPU"""
+    lora_rank: int = 16
+    """rank of the adapter, on all linear layers but the head (mixture of experts: attention)"""
+    lora_alpha: int = 32
+    """the adapter is scaled by lora_alpha / lora_rank"""
+
+    # ---- which problems are held out
     eval_data: str | None = None
     """held-out problems, named like --data; or held-out: a share of your own file (its default)"""
     eval_questions: int | None = None
@@ -244,6 +253,7 @@ def effects(c: Flags) -> list[tuple[str, bool, str]]:
     """When a setting has an effect, and why it has none. Needs no model and no data."""
     data = ",".join(name for name in (c.data, c.eval_data) if name)
     return [
+        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
         ("importance weight_cap mask", c.objective == "minirl", f"with objective {c.objective}"),
         ("weight_cap", c.importance != "none", "with importance none: every token weighs 1"),
         ("clip eps_low eps_high", c.mini_batches > 1,
@@ -276,9 +286,6 @@ def check(flags: Flags, usual: dict) -> None:
     sampler = replace(flags, M=flags.M or SamplerConfig.M, advantage=advantage)
     sampler.validate()
     require_effect(given_in(flags, usual), sampler_effects(sampler) + effects(flags))
-    if not flags.reward and not 0 <= flags.threshold < 1:
-        raise ValueError(f"threshold must be at least 0 and below 1, not {flags.threshold}: "
-                         "math-verify gives 0 or 1")
 
 
 # ------------------------------------------------------------------------------ from the command
@@ -288,9 +295,6 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
     `defaults` {field: value} take the place of the class's own. Ends the program with code 0 after
     --help, and with code 2 where a flag or a value is none.
     """
-    for text in sys.argv[1:] if argv is None else argv:
-        if not is_text(text):
-            raise ValueError(f"{shown(text)} is no text in UTF-8")
     names = {f.name for f in fields(cls)}
     usual = {name: value for name, value in dict(defaults).items() if name in names}
     return tyro.cli(cls, args=argv, prog=prog, description=description, default=cls(**usual))

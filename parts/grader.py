@@ -2,18 +2,16 @@
 
 **Threat model: the text is hostile, and the judge is not.** What a model wrote may make a judge
 compute for ever, also inside C code, fill the memory, or crash. The judge is the verifier or a
-user's function (--reward). It may have mistakes: it raises, sleeps, prints, exits, or leaves a
-program behind. But it attacks nobody, so this is no sandbox for programs that a model has written.
+user's function (--reward), which may have mistakes. This is no sandbox for a model's programs.
 
     worker   one for each thread that asks: `python -m parts.grader`, a fresh interpreter without
              CUDA and secrets, loads the judge and answers each question (JSON)
-    fork     of a worker: judges under limits of memory and CPU time. Those of a busy machine's
-             clock are wide, because it must give the verdicts of an idle one
+    fork     of a worker: judges under limits of memory and CPU time. That of the clock is wide,
+             because a busy machine must give the verdicts of an idle one
 
-No verdict depends on what was asked before: a function of --reward has a new fork for each answer.
-The verifier leaves only caches behind, and a fork costs more than most answers, so one fork judges
-several. They share the limits of one, so all that a cache can spare was computed within these, and
-a question on which a used fork fails is repeated in a new one.
+A function of --reward has a new fork for each answer, so no verdict depends on another one. The
+verifier leaves only caches behind, and a fork costs more than most answers, so one fork judges
+several until it fails on one. This question is repeated in a new fork.
 """
 import contextlib
 import functools
@@ -28,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -42,7 +39,7 @@ from parts.text import shown
 
 WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
 LOADING_SECONDS = 180  # by the clock
-LIMITS = {resource.RLIMIT_DATA: 2 ** 30, resource.RLIMIT_FSIZE: 2 ** 20, resource.RLIMIT_CORE: 0}
+MEMORY_BYTES = 2 ** 30
 LARGEST, MOST_PARTS = 1e6, 7  # of a reward: its square is no overflow; each part has a colour
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")  # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
@@ -68,12 +65,10 @@ def verdict(status: str, why: str, reward: float = math.nan, parts: dict = {}) -
 def serve() -> None:
     """The life of a worker, until its client has closed the socket that is its stdin."""
     client = Connection(os.dup(0))
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # a judge may read and print
-        os.dup2(null, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a judge may read
     how = SimpleNamespace(**json.loads(client.recv_bytes()))
     client.send_bytes(json.dumps(load(how)).encode())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # which ends the fork, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the fork, too
     question = client.recv_bytes()
     while True:
         question = judge_in_fork(question, client, how)
@@ -94,13 +89,11 @@ def load(how: SimpleNamespace) -> str:
             signature = inspect.signature(how.judge)
             raw = {"raw": ""} if "raw" in signature.parameters else {}
             signature.bind({}, "", **raw)  # raises TypeError if it cannot be called so
-            if "completions" in signature.parameters:  # a function written for TRL
-                raise TypeError("it is called with one problem and one completion, not with lists")
             how.judge = functools.partial(score, how.judge, how.threshold, bool(raw))
         for question in how.examples:  # they fill its caches
             how.judge(*question)
     except BaseException as error:
-        return explain(error, path)
+        return f"{type(error).__name__}: {error}"[:400]
     signal.setitimer(signal.ITIMER_REAL, 0)
     gc.freeze()  # a fork's collector does not walk through, and so copy, what was loaded
     return ""
@@ -112,14 +105,14 @@ def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> 
     with ours, tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True) as folder:
         pid, used = os.fork(), False
         if not pid:
-            live(question, theirs, folder, how, (ours, client))
+            live(theirs, folder, how, (ours, client))
         theirs.close()
         try:
-            answer = hear(ours, how)
+            answer = put(question, ours, how)
             while how.threshold is None and answer[0] not in NO_VERDICT:
                 client.send_bytes(json.dumps(answer).encode())
                 question, used = client.recv_bytes(), True
-                answer = hear(ours, how, question)
+                answer = put(question, ours, how)
         finally:  # with all that it has started
             os.killpg(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -129,14 +122,13 @@ def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> 
     return client.recv_bytes()
 
 
-def hear(fork: Connection, how: SimpleNamespace, question: bytes = b"") -> tuple:
-    """A fork's answer, to its first question if none is given; ("killed",) if it has ended."""
+def put(question: bytes, fork: Connection, how: SimpleNamespace) -> tuple:
+    """A fork's answer; ("killed",) if the fork has ended."""
     try:
-        if question:
-            fork.send_bytes(question)
-        if not fork.poll(how.clock_seconds):
-            return "timeout", f"past the time limit of {how.clock_seconds:g} s"
-        return json.loads(fork.recv_bytes(2 ** 17))
+        fork.send_bytes(question)
+        if fork.poll(how.clock_seconds):
+            return json.loads(fork.recv_bytes(2 ** 17))
+        return "timeout", f"past the time limit of {how.clock_seconds:g} s"
     except ENDED:
         return "killed",
 
@@ -145,13 +137,12 @@ def ending(code: int) -> tuple[str, str]:
     """(status, why) of a process that has ended without an answer; -N is the code of signal N."""
     if -code in (signal.SIGPROF, signal.SIGALRM):
         return "timeout", "past its time limit"
-    if code < 0:
-        return "killed", f"its process was ended by signal {-code} ({signal.strsignal(-code)})"
-    return "killed", f"its process ended with exit code {code}"
+    end = f"exit code {code}" if code >= 0 else signal.strsignal(-code)
+    return "killed", f"its process ended with {end}"
 
 
-def live(question: bytes, worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
-    """The life of a fork: it judges the question, and then what else its worker sends."""
+def live(worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
+    """The life of a fork, which judges what its worker sends."""
     try:
         os.setpgid(0, 0)
         os.register_at_fork(after_in_child=worker.close)  # what it leaves behind cannot answer
@@ -159,28 +150,20 @@ def live(question: bytes, worker: Connection, folder: str, how: SimpleNamespace,
             other.close()
         os.chdir(folder)
         tempfile.tempdir = os.environ["TMPDIR"] = folder
-        for kind, most in LIMITS.items():
-            hard = resource.getrlimit(kind)[1]  # -1 for none
-            resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
+        with contextlib.suppress(ValueError):  # a lower limit holds already
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends it, also inside C code
         while True:
+            question = json.loads(worker.recv_bytes())
             try:
-                answer = json.dumps(how.judge(*json.loads(question)))
+                answer = json.dumps(how.judge(*question))
             except MemoryError:
                 answer = json.dumps(["killed", "out of memory: it may take 1 GB"])
             except BaseException as error:
-                answer = json.dumps(["raised", explain(error, how.name.rpartition(":")[0])])
+                answer = json.dumps(["raised", f"{type(error).__name__}: {error}"[:200]])
             worker.send_bytes(answer.encode())
-            question = worker.recv_bytes()
     finally:
         os._exit(1)
-
-
-def explain(error: BaseException, path: str) -> str:
-    """The exception, and the last line of the judge's file that it went through."""
-    lines = [f" (line {frame.lineno} of {os.path.basename(path)})"
-             for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f"{type(error).__name__}: {error}"[:200] + "".join(lines[-1:])
 
 
 # ---------------------------------------------------------------------------------- in its client
@@ -193,10 +176,11 @@ class ForkingGrader(contextlib.AbstractContextManager):
 
     def __init__(self, name: str, threshold: float | None = None, examples: list = (),
                  workers: int = WORKERS, cpu_seconds: float = 1.5, clock_seconds: float = 60.0):
-        source = Path(name.rpartition(":")[0]).read_bytes().decode("latin-1")  # it may change
-        self.how = dict(name=name, source=source, threshold=threshold, examples=examples,
+        path = os.path.abspath(os.path.expanduser(name))
+        source = Path(path.rpartition(":")[0]).read_bytes().decode("latin-1")  # it may change
+        self.how = dict(name=path, source=source, threshold=threshold, examples=examples,
                         cpu_seconds=cpu_seconds, clock_seconds=clock_seconds)
-        self.called, self.pending, self.workers = name, {}, []
+        self.name, self.pending, self.workers = name, {}, []
         self.threads, self.here = ThreadPoolExecutor(workers), threading.local()
 
     def ask(self, *question) -> Future:
@@ -220,7 +204,8 @@ class ForkingGrader(contextlib.AbstractContextManager):
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "parts.grader"], cwd=Path(__file__).parents[1],
-                env=environment | DETERMINED, stdin=theirs,
+                env=environment | DETERMINED,
+                stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True)  # so a terminal's Ctrl-C is for its client alone
         self.workers.append(process)
         try:
@@ -229,7 +214,7 @@ class ForkingGrader(contextlib.AbstractContextManager):
         except ENDED:
             refusal = ending(process.wait())[1]
         if refusal:
-            raise SystemExit(f"{self.called} cannot be used: {shown(refusal, 400)}.")
+            raise SystemExit(f"{shown(self.name)} cannot be used: {shown(refusal, 400)}.")
         self.here.worker = worker
         return worker
 
@@ -238,11 +223,11 @@ class ForkingGrader(contextlib.AbstractContextManager):
         return self.pending.pop(key).result()
 
     def grade(self, questions: list[tuple], **how) -> list[Verdict]:
-        """The verdicts of many questions, in their order."""
+        """The verdicts of all questions, in their order."""
         futures = [self.ask(*question, **how) for question in questions]
         return [future.result() for future in futures]
 
-    def close(self) -> None:
+    def close(self, *_) -> None:
         """End all; what is being judged is "killed", what waits for it is cancelled."""
         for wait in (False, True):  # twice, because a thread may just have started a worker
             self.threads.shutdown(wait, cancel_futures=True)
@@ -251,8 +236,7 @@ class ForkingGrader(contextlib.AbstractContextManager):
                 worker.terminate()
                 worker.wait()
 
-    def __exit__(self, *_):
-        self.close()
+    __exit__ = close
 
 
 # --------------------------------------------------------------- --reward: the user's own function
@@ -260,9 +244,7 @@ class OwnReward(ForkingGrader):
     """Asks the function of --reward about rows of the data and answers to them."""
 
     def __init__(self, name: str, threshold: float, **how):
-        require_function(name)
-        super().__init__(os.path.abspath(os.path.expanduser(name)), threshold, **how)
-        self.called = f"--reward {shown(name)}"
+        super().__init__(name, threshold, **how)
         self.threads.submit(self.start_worker).result()  # what cannot be loaded is refused here
 
     def submit(self, key, problem, rollout, **_) -> None:
@@ -282,19 +264,12 @@ def score(function, threshold: float, takes_raw: bool, problem, completion, raw=
     """In a fork: what `verdict` takes. The function returns a number, or a dict of named ones."""
     value = function(problem, completion, **dict(raw=raw) if takes_raw else {})
     named = isinstance(value, dict)
-    parts = {name: as_number(part) for name, part in value.items()} if named else {}
+    parts = {PART + name: as_number(part) for name, part in value.items()} if named else {}
     reward = as_number(math.fsum(parts.values()) if named else value)
-    fits = not named or 0 < len(parts) <= MOST_PARTS and all(map(is_name, parts))
-    if math.isnan(reward) or not fits:
+    if math.isnan(reward) or named and not 0 < len(parts) <= MOST_PARTS:
         return "no_number", f"it returned {value!r}"[:200] + "; see docs/rewards.md"
-    told = ", ".join(f"{name} {part:g}" for name, part in parts.items())
-    status = "correct" if reward > threshold else "wrong"
-    return status, told, reward, {PART + name: part for name, part in parts.items()}
-
-
-def is_name(name) -> bool:
-    """Whether a part of a reward can have this name, in logs and pictures."""
-    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= 40
+    told = ", ".join(f"{name.removeprefix(PART)} {part:g}" for name, part in parts.items())
+    return "correct" if reward > threshold else "wrong", told, reward, parts
 
 
 def as_number(value) -> float:

@@ -18,7 +18,6 @@ The last two are private, so only one version of TRL will do. More: docs/elsewhe
 import contextlib
 import json
 import os
-import shlex
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -171,7 +170,6 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from parts.data import HELD_OUT, is_own
 from parts.metrics import summarize
 from parts.policy import ATTENTION
 from parts.routing_replay import is_supported
@@ -275,25 +273,12 @@ class Keeper(TrainerCallback):
             named = folders.rename(written, written.with_name(f"step-{step:06d}"))
             folders.drop_older(self.folder, every)
             if step == self.config.steps or every and not step % every:
-                print(f"saved; evaluate it with {evaluation(self.own, self.config, named)}")
+                kind = "model" if self.own.full else "adapter"
+                print(f"saved; evaluate it with {python()} eval.py --{kind} {named}")
 
     def step(self, state) -> int:
         """Batches that were sampled so far: TRL counts optimizer steps."""
         return -(-state.global_step // self.config.mini_batches)
-
-
-def evaluation(own: TRL, c: Settings, checkpoint: Path) -> str:
-    """The command that evaluates a checkpoint on the problems that were held out.
-
-    It finds the other settings in the run's config.json.
-    """
-    flags = {"model" if own.full else "adapter": checkpoint, "data": c.eval_data,
-             "limit": c.eval_questions, "k": c.eval_k, "reward": c.reward,
-             "columns": c.columns if c.eval_data == HELD_OUT or is_own(c.eval_data) else ""}
-    if c.reward:  # also a threshold of 0
-        flags["threshold"] = c.threshold
-    words = [f"--{name}={value}" for name, value in flags.items() if value != ""]
-    return shlex.join([python(), "eval.py", *words])
 
 
 def before_training(own: TRL, flags: Flags, grader) -> SimpleNamespace:

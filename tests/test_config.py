@@ -18,15 +18,13 @@ from world import CPU, settled
 
 @pytest.mark.parametrize("settings", [
     dict(weight_cap=1.0), dict(weight_cap=0.0), dict(objective="grpo", mini_batches=2, clip=False),
-    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(importance="staleness"),
-    dict(replay="r3"), dict(replay="r2", mini_batches=2), dict(threshold=0),
-    dict(mini_batches=24, batch_prompts=24), dict(mini_batches=5, batch_prompts=24),
-    dict(data="mine.jsonl", columns="question"),
+    dict(objective="cispo", mini_batches=2, eps_low=0.1), dict(replay="r3"),
+    dict(replay="r2", mini_batches=2), dict(threshold=0, reward="mine.py:score"),
+    dict(mini_batches=24, batch_prompts=24), dict(data="mine.jsonl", columns="question"),
     dict(data="gsm8k", eval_data="mine.jsonl", columns="question"),
     dict(sampler="ada-pos", drop_unresolved=True), dict(sampler="ada-est", M=32),
     dict(sampler="ada-est", M=2), dict(sampler="gvm", advantage="positives-only", M=1),
-    dict(sampler="uniform", n=16), dict(sampler="uniform", n=1, advantage="positives-only"),
-    dict(n=8, M=8),
+    dict(sampler="uniform", n=1, advantage="positives-only"), dict(n=8, M=8),
 ])
 def test_what_is_near_to_it_is_not(settings):
     check(Flags(**settings), vars(Flags()))
@@ -86,16 +84,16 @@ def test_the_defaults_are_those_that_the_page_explains():
 H100 = Machine(card="H100", memory=80 * GB, dtype="bfloat16")
 
 
+SMALL = dict(batch_prompts=16, M=4, lr=3e-4, steps=20, eval_k=4, data="builtin-words",
+             template="three-examples", max_tokens=40)
+
+
 @pytest.mark.parametrize("model, machine, small", [
     (SMOLLM, CPU, True), (SMOLLM, H100, True), ("Qwen2.5-0.5B", CPU, True),
     ("Qwen2.5-0.5B", H100, False), ("Qwen2.5-Math-1.5B", CPU, False), ("tiny", CPU, False)])
 def test_a_small_model_gets_small_defaults_and_one_of_half_a_billion_on_a_cpu(
         model, machine, small):
-    names = ("batch_prompts", "M", "lr", "steps", "eval_k", "data", "template")
-    config = settled(machine, model=model)
-    found = tuple(getattr(config, name) for name in names)
-    assert (found == (16, 4, 3e-4, 20, 4, "builtin-words", "three-examples")) == small
-    assert (config.max_tokens == 40) == small
+    assert (SMALL.items() <= vars(settled(machine, model=model)).items()) == small
 
 
 def test_flags_go_before_what_a_small_model_has(tmp_path):
@@ -108,14 +106,14 @@ def test_flags_go_before_what_a_small_model_has(tmp_path):
 
 
 def test_a_reward_of_ones_own_gets_the_bare_problem():
-    for model in ("tiny", SMOLLM, "Qwen2.5-Math-1.5B"):
+    for model in (SMOLLM, "Qwen2.5-Math-1.5B"):
         assert settled(model=model, reward="mine.py:score").template == "chat"
 
 
-@pytest.mark.parametrize("mini_batches, replay", [(1, "none"), (2, "r2"), (4, "r3"), (8, "r3")])
-def test_what_a_mixture_of_experts_replays(mini_batches, replay):
-    assert settled(model="tiny-moe", mini_batches=mini_batches).replay == replay
-    assert settled(mini_batches=mini_batches).replay == "none"
+def test_what_a_mixture_of_experts_replays():
+    for mini_batches, replay in {1: "none", 2: "r2", 4: "r3", 8: "r3"}.items():
+        assert settled(model="tiny-moe", mini_batches=mini_batches).replay == replay
+        assert settled(mini_batches=mini_batches).replay == "none"
 
 
 @pytest.mark.parametrize("settings, name", [
@@ -128,9 +126,7 @@ def test_a_run_without_a_name_gets_one_that_is_a_folder(settings, name):
 
 
 @pytest.mark.parametrize("settings", [dict(model=".hidden"), dict(model="/"), *(
-    dict(name=name) for name in (
-        "..", ".", "../up", "/tmp/there", "a/b", "a\\b", ".hidden", "a\nb", "a\x1b[2J", "~", "-x y",
-        "a\x00", "x" * 256, "ü" * 128))])
+    dict(name=name) for name in ("..", "a/b", ".a", "a\x1b[2J", "-x y", "x" * 256, "ü" * 128))])
 def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(settings):
     with pytest.raises(ValueError, match="must be a plain folder name") as refused:
         name_of(Flags(**settings))

@@ -78,15 +78,16 @@ def wait_until(condition) -> None:
 
 # -------------------------------------------------------------------------- failures -> status, why
 @pytest.mark.parametrize("what, status, why", [
-    ("1/0", "raised", "ZeroDivisionError: division by zero (line 6 of judge.py)"),
+    ("1/0", "raised", "ZeroDivisionError: division by zero"),
     ("sys.exit(5)", "raised", "SystemExit: 5"),
-    ("raise KeyboardInterrupt", "raised", "KeyboardInterrupt"),
+    ("print('noise'); os.write(1, b'noise'); os.system('echo noise')", "correct", "0"),
+    ("sys.stdin.read(); os.rmdir(os.getcwd()); os.environ.clear()", "correct", "0"),
+    ("os.fork()", "correct", ""),  # a second process that answers too is not heard
+    ("threading.Thread(target=time.sleep, args=[10**6]).start()", "correct", ""),
     ("os._exit(3)", "killed", "its process ended with exit code 3"),
     ("os.fork() or time.sleep(10**6)\nos._exit(3)", "killed", "its process ended with exit code 3"),
-    ("ctypes.string_at(0)", "killed", "its process was ended by signal 11 "),
-    ("os.kill(os.getpid(), signal.SIGRTMIN)", "killed", "its process was ended by signal "),
+    ("ctypes.string_at(0)", "killed", "its process ended with Segmentation fault"),
     ("bytearray(2**31)", "killed", "out of memory: it may take 1 GB"),
-    ("status = []\nwhile True: status.append(bytearray(2**20))", "killed", "out of memory"),
     ("os.closerange(3, 99)", "killed", "its process "),
     ("os.kill(os.getppid(), signal.SIGKILL)", "killed", "its worker has ended")])
 def test_a_failure_is_named_for_what_it_is_and_the_next_question_is_answered(
@@ -94,11 +95,11 @@ def test_a_failure_is_named_for_what_it_is_and_the_next_question_is_answered(
     grader, kind = both
     before, found, after = grader.grade(questions(kind, X, what, X))
     assert (before.status, found.status, after.status) == ("correct", status, "correct")
-    assert math.isnan(found.reward) and found.why.startswith(why), found.why
+    assert math.isnan(found.reward) == (status != "correct")
+    assert kind == "reward" and status == "correct" or found.why.startswith(why), found.why
 
 
-@pytest.mark.parametrize("said, status", [
-    ("{1}", "raised"), ("b'1'", "raised"), ("float", "raised"), ("'x' * 2**18", "killed")])
+@pytest.mark.parametrize("said, status", [("{1}", "raised"), ("'x' * 2**18", "killed")])
 def test_an_answer_that_cannot_be_sent_is_a_failure(file, said, status):
     with open_judge(file, "verifier") as grader:
         found, after = grader.grade([(f"status = {said}",), (X,)])
@@ -123,18 +124,6 @@ def test_what_waits_for_ever_is_ended_by_the_clock(file, kind):
     assert [one.status for one in found] == ["timeout"] * 3 + ["correct"] * 3
 
 
-@pytest.mark.parametrize("what", [
-    "print('noise'); os.write(1, b'noise\\n'); os.system('echo noise >&2')", "sys.stdin.read()",
-    "os.fork()", "os.rmdir(os.getcwd())", START_A_PROGRAM.replace("value", "'started'"),
-    "threading.Thread(target=time.sleep, args=[10**6]).start()",
-    "os.environ.clear(); signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, 15)"])
-def test_what_does_no_harm_is_judged(both, what):
-    """A second process that answers too, for example, is not heard."""
-    grader, kind = both
-    asked = grader.grade(questions(kind, *[what] * 3, "1/0", X))
-    assert [one.status for one in asked] == ["correct"] * 3 + ["raised", "correct"]
-
-
 @pytest.mark.parametrize("end, status", [
     ("pass", "correct"), ("os._exit(1)", "killed"), ("while True: pass", "timeout")])
 def test_what_a_reward_has_started_or_written_ends_with_its_answer(file, tmp_path, end, status):
@@ -156,8 +145,6 @@ def test_a_judge_has_no_secrets_and_limits(file, monkeypatch):
         "os.environ['TMPDIR'] == tempfile.gettempdir() == os.getcwd()": True,
         "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
         "resource.getrlimit(resource.RLIMIT_DATA)[0]": 2**30,
-        "resource.getrlimit(resource.RLIMIT_CORE)[0]": 0,
-        "resource.getrlimit(resource.RLIMIT_FSIZE)[0]": 2**20,
         "0 < signal.getitimer(signal.ITIMER_PROF)[0] < 1.6": True}
     with open_judge(file, "verifier") as grader:
         for what, expected in facts.items():
@@ -180,21 +167,18 @@ before, = grader.grade([("pass",)])
 os.killpg(0, signal.SIGINT)
 after, = grader.grade([("pass",)])
 print(grader.workers[0].pid, before.status, after.status, flush=True)
-if started:
-    grader.ask(f"open({started!r}, 'w').close(); time.sleep(10**6)")
-    while not os.path.exists(started):
-        time.sleep(0.02)
+grader.ask(f"open({started!r}, 'w').close(); time.sleep(10**6)")
+while not os.path.exists(started):
+    time.sleep(0.02)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("moment", ["idle", "judging"])
-def test_a_client_that_is_killed_leaves_nothing(moment, file, tmp_path):
+def test_a_client_that_is_killed_leaves_nothing(file, tmp_path):
     """Nor does Ctrl-C in its terminal, which reaches the whole process group, end a worker."""
     (tmp_path / "folders").mkdir()
-    started = tmp_path / moment if moment == "judging" else ""
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT, ROOT, f"{file}:judge", started], text=True,
+        [sys.executable, "-c", CLIENT, ROOT, f"{file}:judge", tmp_path / "started"], text=True,
         env=os.environ | dict(TMPDIR=str(tmp_path / "folders")), capture_output=True,
         start_new_session=True, timeout=HANG)
     assert (done.stderr, done.returncode) == ("", -signal.SIGKILL)
@@ -229,26 +213,16 @@ def test_a_fork_of_several_questions_fails_on_none_that_a_new_one_answers(file, 
 
 def test_a_verdict_is_kept_until_it_is_asked_for():
     with Grader() as grader:  # strings decide these
-        for key in range(5):
-            problem, rollout = SimpleNamespace(answer=str(key)), SimpleNamespace(text=r"\boxed{3}")
-            grader.submit(("any", key), problem, rollout)
-        assert [grader.result(("any", key)).reward for key in (4, 3, 2, 1, 0)] == [0, 1, 0, 0, 0]
+        for key in range(3):
+            problem, rollout = SimpleNamespace(answer=str(key)), SimpleNamespace(text=r"\boxed{1}")
+            grader.submit(key, problem, rollout)
+        assert [grader.result(key).reward for key in (2, 1, 0)] == [0, 1, 0]
         with pytest.raises(KeyError):
-            grader.result(("any", 0))
+            grader.result(0)
 
 
-def test_importing_is_light_and_workers_do_not_import_the_main_script(tmp_path):
-    """Under a lower limit than our own, as by `ulimit -f`."""
-    script = tmp_path / "trainer.py"
-    script.write_text(f"""
-import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
-sys.path.insert(0, {str(ROOT)!r}); open("started", "a").write("x")
-from rewards import Grader
-assert not {{"sympy", "torch", "math_verify"}} & set(sys.modules)
-with Grader() as grader:
-    print(grader.grade([(r"\\sqrt{{12}}", r"\\boxed{{2\\sqrt{{3}}}}")])[0].status)
-assert "sympy" not in sys.modules
-""")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True,
-                          timeout=HANG)
-    assert (done.stdout, (tmp_path / "started").read_text()) == ("correct\n", "x"), done.stderr
+def test_importing_the_grader_is_light():
+    """The client needs no sympy: its workers have it."""
+    heavy = '{"sympy", "torch", "math_verify"} & set(sys.modules)'
+    subprocess.run([sys.executable, "-c", f"import sys, rewards; assert not {heavy}"], cwd=ROOT,
+                   check=True, timeout=HANG)

@@ -13,7 +13,7 @@ from models.problems import chains
 from parts.config import Settings
 from parts.data import load_problems, load_train_and_held_out
 from parts.folder import append
-from parts.grader import OwnReward
+from parts.grader import OwnReward, require_function
 
 
 MINE = '''
@@ -28,8 +28,6 @@ def score(problem, completion):
 
 def row(problem: dict, completion: str) -> float:
     return problem["number"] + problem["nested"]["more"] + len(completion)
-
-def helper(): return {}['deep']
 '''
 
 
@@ -52,47 +50,33 @@ def grader(tmp_path_factory):
 
 
 # ------------------------------------------------------------------------------ what it returns
-@pytest.mark.parametrize("completion, number", [
-    ("1", 1.0), ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25),
-    ("Decimal('0.75')", 0.75), ("__import__('fractions').Fraction(1, 4)", 0.25),
-    ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("TEN", 10.0), ("print('noise') or 1", 1.0),
-    (r"float(extract_answer('\\boxed{7}'))", 7.0), ("-0.0", 0.0)])
-def test_every_number_is_a_reward_and_only_those_above_the_threshold_are_correct(
-        grader, completion, number):
-    found = grader.grade([({}, completion)])[0]
-    assert (str(found.reward), found.why) == (str(number), "")
-    assert found.status == ("correct" if number > 0.5 else "wrong") and found.parts == {}
-
-
 @pytest.mark.parametrize("completion, number, parts", [
+    *((completion, number, {}) for completion, number in [
+        ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25), ("TEN", 10.0),
+        ("Decimal('0.75')", 0.75), ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("-0.0", 0.0),
+        (r"float(extract_answer('\\boxed{7}'))", 7.0)]),
     ("dict(right=1, format=0.25)", 1.25, dict(right=1.0, format=0.25)),
     ("dict(right=False, length=-1e6)", -1e6, dict(right=0.0, length=-1e6)),
     ("{'a': 0.1, 'b': 0.2, 'c': 0.3}", 0.6, dict(a=0.1, b=0.2, c=0.3)),  # 0.1 + 0.2 + 0.3 > 0.6
-    ("{'only one': np.float32(0.5)}", 0.5, {"only one": 0.5}),
     ("{'größe, $x_1$': Decimal('0.75')}", 0.75, {"größe, $x_1$": 0.75}),
-    ("__import__('collections').Counter('abbc')", 4.0, dict(a=1.0, b=2.0, c=1.0)),
-    ("{'x' * 40: 1, **dict.fromkeys('abcdef', 0)}", 1.0,
-     {"x" * 40: 1.0, **dict.fromkeys("abcdef", 0.0)})])
-def test_the_reward_is_the_sum_of_named_numbers_which_are_kept(grader, completion, number, parts):
+    ("dict.fromkeys('abcdefg', 0)", 0.0, dict.fromkeys("abcdefg", 0.0))])
+def test_a_reward_is_a_number_or_the_sum_of_named_ones_and_those_above_the_threshold_are_correct(
+        grader, completion, number, parts):
     found = grader.grade([({}, completion)])[0]
-    assert found.reward == number
-    assert found.parts == {f"reward/{name}": value for name, value in parts.items()}
+    assert str(found.reward) == str(number)
     assert found.status == ("correct" if number > 0.5 else "wrong")
-    assert all(f"{name} {value:g}" in found.why for name, value in parts.items())
+    assert found.parts == {f"reward/{name}": value for name, value in parts.items()}
+    assert found.why == ", ".join(f"{name} {value:g}" for name, value in parts.items())
 
 
 @pytest.mark.parametrize("completion, status, why", [
-    ("None", "no_number", "returned None"), ("float('nan')", "no_number", "nan"),
-    ("'0.5'", "no_number", "'0.5'"), ("[1.0]", "no_number", "[1.0]"),
-    ("10**400", "no_number", "1000"), ("1e6 + 1", "no_number", "1000001"),
-    *((odd, "no_number", "it returned {") for odd in (
-        "{}", "{'a': None}", "{'a': float('nan'), 'b': 1}", "{'a': '1'}", "{'a': {'b': 1}}",
-        "{'a': 1e6 + 1, 'b': -1e6}", "{'a': 1e6, 'b': 1}", "{1: 1.0}", "{('a',): 1.0}", "{'': 1}",
-        "{'a\\x1b[2J': 1}", "{'a\\ud800': 1}", "{'x' * 41: 1}", "dict.fromkeys('abcdefgh', 0)")),
-    ("1j", "no_number", "1j"), ("('correct', '')", "no_number", "('correct', '')"),
-    ("{}['missing']", "raised", "KeyError: 'missing' (line 9 of mine.py)"),
-    ("helper()", "raised", "KeyError: 'deep' (line 14 of mine.py)"),
-    ("open('mine.py')", "raised", "directory: 'mine.py' (line 9 of mine.py)"),
+    *((odd, "no_number", f"it returned {odd}; see docs/rewards.md") for odd in (
+        "None", "'0.5'", "[1.0]", "1000001.0", "1j", "{}", "{'a': None}", "{'a': '1'}",
+        "{'a': {'b': 1}}", "{'a': 1000001.0, 'b': -1.0}", "{'a': 1000000.0, 'b': 1}")),
+    ("float('nan')", "no_number", "nan"), ("10**400", "no_number", "1000"),
+    ("dict.fromkeys('abcdefgh', 0)", "no_number", "it returned {"),
+    ("{}['missing']", "raised", "KeyError: 'missing'"),
+    ("open('mine.py')", "raised", "directory: 'mine.py'"), ("{1: 1.0}", "raised", "TypeError"),
     ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
         grader, completion, status, why):
@@ -115,6 +99,7 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
     built_in, = load_problems("builtin", whole_rows=True, limit=1)
     assert built_in.row.items() >= dict(problem=built_in.problem, id=built_in.id).items()
     monkeypatch.setenv("HOME", str(tmp_path))
+    require_function(f"~/{mine.name}:row")  # else SystemExit
     with OwnReward(f"~/{mine.name}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
             answer = SimpleNamespace(text="four", raw="four<end>")
@@ -122,13 +107,9 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
         assert [grader.result(key).reward for key in (0, 1)] == [3 + 0.5 + 4, -3 + 0.25 + 4]
 
 
-SEES = {  # parameters, and whether the function is given the special tokens
-    "problem, completion, raw": True, "problem, completion, *, raw": True,
-    "problem, completion, raw=''": True, "problem, completion, limit=3, raw='', **more": True,
-    "problem, text": False, "problem, completion, **more": False, "*both": False}
-
-
-@pytest.mark.parametrize("takes, sees", SEES.items())
+@pytest.mark.parametrize("takes, sees", [
+    ("problem, completion, raw", True), ("problem, completion, *, limit=3, raw='', **more", True),
+    ("problem, completion, **more", False), ("*both", False)])
 def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, takes, sees):
     (tmp_path / "mine.py").write_text(f"score = lambda {takes}: len(locals().get('raw', ''))")
     with OwnReward(f"{tmp_path}/mine.py:score", 0, workers=1) as grader:
@@ -140,7 +121,6 @@ def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, t
 @pytest.mark.parametrize("takes, why", [
     ("a", "too many positional arguments"), ("completions, **kwargs", "too many positional"),
     ("a, b, *, c", "missing a required"), ("a, raw", "multiple values for argument 'raw'"),
-    ("prompts, completions, **kwargs", "it is called with one problem and one completion"),
     ("data_source, solution_str, ground_truth, extra_info=None", "missing a required argument")])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")
@@ -166,16 +146,14 @@ def test_all_of_a_run_is_rewarded_by_one_function(mine):
 
 
 @pytest.mark.slow
-def test_a_file_that_imports_torch_is_loaded_anew_and_sees_nothing_of_the_trainer(tmp_path):
-    """So no GPU context is forked."""
+def test_a_file_that_imports_torch_is_loaded_anew(tmp_path):
+    """So no GPU context is forked, and torch fits into the limit of memory."""
     (tmp_path / "mine.py").write_text(
-        "import sys, torch\nSEED = torch.initial_seed()\ndef score(row, text):\n"
-        "  return dict(seed=SEED % 1000, mean=torch.ones(3).mean(), ours='helpers' in sys.modules)")
+        "import torch\nSEED = torch.initial_seed()\ndef score(row, text):\n"
+        "  return dict(is_ours=SEED == 1234, mean=torch.ones(3).mean())")
     torch.manual_seed(1234)
     with OwnReward(f"{tmp_path}/mine.py:score", 0.5, workers=1) as grader:
-        for found in grader.grade([({}, "")] * 2):
-            assert found.parts["reward/mean"] == 1 and found.parts["reward/ours"] == 0
-            assert found.parts["reward/seed"] != 234
+        assert grader.grade([({}, "")])[0].parts == {"reward/is_ours": 0, "reward/mean": 1}
 
 
 # ------------------------------------------------------------------------------ data
@@ -231,7 +209,7 @@ def test_the_pages_examples_do_what_it_says(tmp_path):
     ("last_number", "It is -51.", 0), ("last_number", "fifty-one", 0),
     ("steps", "1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("steps", "1+2=9\n\\boxed{7}", 0.5),
     ("steps", "", 0.0), ("steps", "a=1\n" * 9, 1.0), ("steps", "\\boxed{7}\n1+2=3\n3+4=7", 0.0),
-    ("people", "", 0.0), ("people", "[1]", 0.0), ("people", '{"name": "Anna", "age": 57}', 0.0),
+    ("people", "[1]", 0.0), ("people", '{"name": "Anna", "age": 57}', 0.0),
     ("people", '{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
     ("people", '{"name": "Anna", "age": "57", "city": "x"}', 0.6),
     ("people", '{"name": 1, "age": 2, "city": 3}', 0.4),

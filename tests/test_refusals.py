@@ -94,7 +94,6 @@ FITS = f"{OUT} --template chat --max-tokens 9 --max-prompt-tokens 40"
 # What eval.py refuses of a user's own files, as minirl.py does: (name, what is in it, words).
 BAD_DATA = [
     ("empty.jsonl", "", "empty.jsonl can be used: it has none"),
-    ("empty.csv", "problem,answer\n", "it has none"),
     ("broken.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": oops}\n',
      "broken.jsonl: Expecting value: line 2 column 13"),
     ("open.csv", 'problem,answer\na,1\n"b,2\nc,3\n', "open.csv: row 2"),
@@ -109,14 +108,11 @@ BAD_DATA = [
      "Expecting value: line 2 column 32"),
     ("deep.jsonl", '{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "without a gold"),
     ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
-    ("odd.jsonl", '{"problem": "a", "label": "1"}', "without a gold answer"),
     ("odd.jsonl", '{"problem": "a", "label": "1"}', "without golds, take --reward FILE.py:FUNCT"),
     ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
-    ("notes.txt", "x", "notes.txt: Expecting value: line 1 column 1"),
 ]
 BAD_TEMPLATES = [
     ("a.jinja", "{{ problem }", "a.jinja cannot be rendered (line 1, TemplateSyntaxError"),
-    ("a.jinja", "{{ raise_exception('no\x1b[2J') }}", "cannot be rendered"),
     ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
     ("a.jinja", "{{ question }}", "a.jinja does not show the problem"),
     ("a.jinja", "\xff\xfe{{ problem }}", "no text in UTF-8"),
@@ -127,20 +123,16 @@ BAD_TEMPLATES = [
 ]
 BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
     ("scores = lambda: 0", "AttributeError: module 'a.py' has no attribute 'score'"),
-    ("def score(a, b, c): pass", "TypeError: missing a required argument: 'c'"),
     ("score = 3", "TypeError: 3 is not a callable object"),
     ("\ndef score(a, b)\n  pass", "SyntaxError: expected ':' (a.py, line 2)"),
-    ("open('sums.jsonl')",
-     "FileNotFoundError: [Errno 2] No such file or directory: 'sums.jsonl' (line 1 of a.py)"),
-    ("import numpty", "ModuleNotFoundError: No module named 'numpty' (line 1 of a.py)"),
+    ("import numpty", "ModuleNotFoundError: No module named 'numpty'"),
     ("import os; os._exit(1)", "its process ended with exit code 1"),
     ("import sys; sys.exit(5)", "SystemExit: 5"),
 ]
 REFUSED = {
     "minirl.py": [
-        ("--temperature 0", "temperature must be from 0.01 to 100.0, not 0.0"),
-        ("--threshold 1", "threshold must be at least 0 and below 1"),
-        ("--threshold -1e-9", "threshold must be at least 0 and below 1"),
+        ("--temperature 0 --threshold 0.5", "temperature must be from 0.01 to 100.0, not 0.0"),
+        ("--threshold 0.5", "threshold has no effect without reward"),
         ("--sampler uniform --M 9", "M has no effect with sampler uniform"),
         ("--sampler dapo --weighting unbiased", "weighting has no effect where all draws are kept"),
         ("--max-rounds-all-correct 4", "has no effect with only N = 4 rounds"),
@@ -148,19 +140,14 @@ REFUSED = {
         ("--objective cispo --weight-cap 4", "weight_cap has no effect with objective cispo"),
         ("--importance none --weight-cap 4", "no effect with importance none"),
         ("--no-clip --eps-low 0.1 --mini-batches 2", "eps_low has no effect without clip"),
-        ("--no-clip --eps-high 0.1 --mini-batches 2", "eps_high has no effect without clip"),
         ("--no-clip --mask dppo --mini-batches 2", "mask has no effect without clip"),
         ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at differences"),
-        ("--eps-low 0.1", "eps_low has no effect with one mini-batch"),
-        ("--eps-high 0.1", "eps_high has no effect with one mini-batch"),
         ("--no-clip", "clip has no effect with one mini-batch"),
         ("--replay r2", "replay has no effect with one mini-batch"),
         ("--replay r3", "tiny, which is no mixture of experts that can be replayed: leave it out"),
-        ("--template caf\udce9", "caf\\udce9 is no text in UTF-8"),  # typed in another encoding
         ("--model NoSuchModel", "NoSuchModel"),
         ("--model runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
         ("--model ~nobody/x", "--model tiny"),
-        ("--model a\0b", "--model tiny"),
         ("--eval-data missing.jsonl", "data file missing.jsonl: No such file or directory; --data"),
         ("--columns a,b", "columns has no effect where data and eval_data have known columns"),
         ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
@@ -177,7 +164,7 @@ REFUSED = {
             Path("long.jsonl"), json.dumps(dict(problem="1+" * 999 + "1=?", answer="1000")))),
         *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION of an existing file, not {name}.")
           for name in ("a.py", "a.py:", "a:score", ".:x", "a.py:score")),
-        *(("--reward a.py:score", f"--reward a.py:score cannot be used: {words}",
+        *(("--reward a.py:score", f"a.py:score cannot be used: {words}",
            text(Path("a.py"), content)) for content, words in BAD_REWARDS),
         ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),
         *((f"--name other {flag}", "runs/other holds eval.jsonl but no run: name another folder "
@@ -191,7 +178,6 @@ REFUSED = {
         ("--name mine --resume", "has logs but no checkpoint: put one back, or choose another",
          gone(MINE / "checkpoints")),
         ("--name mine --resume", "M must be from 1", setting("M", -1)),
-        ("--name mine --resume", "lr must be from", setting("lr", math.nan)),
         ("--name mine --resume", "another version has started run mine", setting("gone", 1)),
         ("--name mine --resume", "another version has started run mine", setting("clip", None)),
         ("--name mine --resume", "another version has started run mine", setting("edition", None)),
@@ -220,7 +206,6 @@ REFUSED = {
         ("--out out --data held-out --adapter runs/mine", "--data held-out needs --adapter RUN"),
         (FITS, "out holds notes.txt but no evaluation: name another folder by --out",
          text(Path("out/notes.txt"), "mine")),
-        (f"{OUT} --adapter no/such/folder", "There is no folder no/such/folder."),
         *((f"{OUT} --{flag} {'x' * 5000}", "There is no folder xxx")
           for flag in ("adapter", "against")),
         *((f"{OUT} --{flag} runs/mime", "There is no folder runs/mime; did you mean runs/mine?")
@@ -233,22 +218,14 @@ REFUSED = {
         (f"{FITS} --stop <|nothing|>", "no token '<|nothing|>'; known ends: <|endoftext|>"),
         ("--out out --data grown.jsonl --model grown --template chat --max-tokens 9 "
          "--max-prompt-tokens 40", "token <39> (id 390), but the model's embe", a_token_more),
-        (f"{FITS} --against no/such/run", "There is no folder no/such/run."),
-        (f"{FITS} --against runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
-        (f"{FITS} --against runs/mine", "runs/mine is a training run: --against takes an "
-         "evaluation, and --base compares with the base model"),
+        (f"{FITS} --against runs/mine", "runs/mine/protocol.json is missing or damaged"),
         (f"{FITS} --against runs", "damaged", text(Path("runs/protocol.json"), "[]")),
-        (f"{FITS} --against runs", "damaged", text(Path("runs/protocol.json"), "[" * 100_000)),
-        (f"{FITS} --against runs", "runs has other questions (gsm8k: none here, 5 questions, abc "
-         "there; sums.jsonl: 21 questions, ", text(Path("runs/protocol.json"), json.dumps(
-             dict(questions={"gsm8k": "5 questions, abc", "sums.jsonl": "9 questions, def"})))),
-        (f"{FITS} --against runs", "9 questions, def there): take the same --data, --limit and "
-         "--reward, or compare an adapter with its base model by --base", text(
-             Path("runs/protocol.json"), '{"questions": {"sums.jsonl": "9 questions, def"}}')),
+        (f"{FITS} --against runs", "runs has other questions (gsm8k = 5 questions, abc) than there "
+         "are here (sums.jsonl = 21 questions, ", text(
+             Path("runs/protocol.json"), '{"questions": {"gsm8k": "5 questions, abc"}}')),
     ],
     "explore.py": [
         ("runs/mine --steps 5-2", "--steps takes a step such as 7"),
-        ("runs/mine --steps x", "--steps takes a step such as 7"),
         ("runs/none", "no folder of a run"),
         ("runs/mine", "no folder of a run", gone(MINE / "config.json")),
         ("runs/mine", "missing or damaged", text(MINE / "config.json", "{")),
@@ -258,7 +235,6 @@ REFUSED = {
            a_folder(MINE / f"{log}.jsonl")) for log in ("groups", "eval")),
     ],
     "recipes.export": [
-        ("runs/none out", "There is no folder runs/none"),
         ("runs/main out", "There is no folder runs/main; did you mean runs/mine?"),
         ("strange out", "is no checkpoint of a run", lambda: LAST.rename("strange")),
         ("runs/mine out", "does not fit", text(LAST / "adapter_model.safetensors", "half")),

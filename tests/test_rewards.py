@@ -171,13 +171,12 @@ def test_normalize(row):
 
 
 @pytest.mark.parametrize("words, unit", [
-    ("cm", True), ("apples", True), ("Hours", True), ("square feet", True), ("km per hour", True),
-    ("eV", True), ("kPa", True), ("zorkmids", True), ("ripe pears in a basket", True),
-    ("meters squared", True), ("slices of cake", True), ("thousandth", False), ("squared", False),
-    ("value squared", False), ("k dollars", False), ("maybe more", False), ("million years", False),
-    ("dollars thousand", False), ("half", False), ("negative", False), ("not sure", False),
-    ("sevenths", False), ("dozens", False), ("p.m.", False), ("degrees below zero", False),
-    ("of the sort that is wrong", False), ("minus four", False), ("May", False)])
+    ("cm", True), ("Hours", True), ("km per hour", True), ("eV", True), ("kPa", True),
+    ("zorkmids", True), ("ripe pears in a basket", True), ("meters squared", True),
+    ("thousandth", False), ("value squared", False), ("k dollars", False), ("maybe more", False),
+    ("million years", False), ("half", False), ("not sure", False), ("sevenths", False),
+    ("dozens", False), ("p.m.", False), ("degrees below zero", False), ("minus four", False),
+    ("of the sort that is wrong", False), ("May", False)])
 def test_any_words_are_a_unit_unless_they_change_the_value(words, unit):
     for text in (f"5 {words}", rf"5 \text{{ {words}}}", rf"5\,\mathrm{{({words})}}"):
         assert (normalize(text) == "5") == unit, text
@@ -237,34 +236,28 @@ def nested(left: str, right: str, n: int, core: str = "1") -> str:
 
 
 BOMBS = [      # many would run for minutes
-    "10^{10^{10}}", "9^{9^{9^9}}", r"2^{10^{12}} \bmod 7", "100000000!", "((9!)!)!", "9!!!",
-    r"\binom{10^8}{5\cdot10^7}", r"\Gamma(10^9)", nested(r"\frac{1}{1+", "}", 50),
-    nested(r"\frac{1}{1+", "}", 13, "x"), nested("(", ")", 200), nested("{", "}", 5000),
-    nested("2^{", "}", 30, "2"), r"\sum_{k=2}^{24} \log_k(x^{k+1}+k)",
-    r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx",
-    r"\{" + ",".join(map(str, range(3000))) + r"\}", ",".join(["1"] * 20000),
-    ",".join(map(str, range(190))), "0." + "1234567890" * 2000, "1" * 399 + ".5", "(x+y+z)^{200}=1",
+    "10^{10^{10}}", "9^{9^{9^9}}", r"2^{10^{12}} \bmod 7", "100000000!", "((9!)!)!",
+    r"\binom{10^8}{5\cdot10^7}", r"\Gamma(10^9)", nested(r"\frac{1}{1+", "}", 13, "x"),
+    nested("(", ")", 200), nested("{", "}", 5000), nested("2^{", "}", 30, "2"),
+    r"\sum_{k=2}^{24} \log_k(x^{k+1}+k)", r"\int_0^1 \frac{\sin(x^3)}{e^{x^2}+\ln(x+2)}dx",
+    r"\{" + ",".join(map(str, range(3000))) + r"\}", ",".join(map(str, range(190))),
+    "0." + "1234567890" * 2000, "(x+y+z)^{200}=1", "+".join(f"a_{{{i}}}" for i in range(2000)),
     r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60)) + r"\end{pmatrix}",
-    "+".join(f"a_{{{i}}}" for i in range(2000)),
-    r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{1000000000}",
-    r"\frac{" * 150, "1" + "!" * 50, "^" * 900, "x^" * 400 + "2", "|x" * 300 + "|" * 300,
-    "1=" * 400 + "1", "x<" * 200 + "x", "(1," * 100 + "1" + ")" * 100, "\\text{a" * 100,
-    "\\pm 1" * 180, "1 cm" + " cm" * 200, "1 000 " * 150, "a and " * 150, "{,}" * 300, "\x00" * 500,
-    "\ud800" * 300, "42\ud800", "4\x002", "\u202e42", "4\u03362\u0336", "a" + "\u0301" * 900,
-    "\u200b" * 900, "½" * 300, "√" * 300, "²" * 500, "\\" * 999, "~" * 900, "%" * 900, "°" * 500,
-    "1e999999999", "1e-999999999", "nan", r"\infty-\infty", r"\frac{0}{0}", "1/0", "0^0", r"\ln 0",
-    "True", "x",
+    r"\begin{pmatrix}1&1\\1&0\end{pmatrix}^{1000000000}", r"\frac{" * 150, "1" + "!" * 50,
+    "x^" * 400 + "2", "|x" * 300 + "|" * 300, "1=" * 400 + "1", "x<" * 200 + "x",
+    "(1," * 100 + "1" + ")" * 100, "\\text{a" * 100, "\\pm 1" * 180, "1 cm" + " cm" * 200,
+    "1 000 " * 150, "a and " * 150, "\x00" * 500, "\ud800" * 300, "42\ud800", "4\x002", "\u202e42",
+    "4\u03362\u0336", "a" + "\u0301" * 900, "½" * 300, "√" * 300, "\\" * 999, "°" * 500,
+    "1e999999999", "1e-999999999", "nan", r"\infty-\infty", r"\frac{0}{0}", "0^0", r"\ln 0", "True",
 ]
 LONG = [
-    "a" * 100_000, "$" * 100_000, "$x$, " * 20_000, " " * 100_000, "\\" * 100_000, "\\(" * 50_000,
+    "a" * 100_000, "$x$, " * 20_000, " " * 100_000, "\\" * 100_000, "\\(" * 50_000,
     "1 " * 50_000, "\\boxed{" * 20_000, "\\boxed{" + "9" * 99_000 + "}",
-    " ".join(f"\\boxed{{{k}}}" for k in range(7000)),
-    "\\boxed " * 16_000, "\\boxed 1" * 14_000, "{" * 100_000,
+    " ".join(f"\\boxed{{{k}}}" for k in range(7000)), "\\boxed 1" * 14_000, "{" * 100_000,
     "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001, "\\boxed{" * 14_000 + "}" * 14_000,
-    "\\text{" * 16_000, "^(" * 50_000, "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "",
-    ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "\\{" * 50_000, "}" * 100_000,
-    "Let us think. " * 7000, "answer is 41. " * 7000, "\\boxed{41} is wrong, since. " * 3500,
-    "\n" * 100_000, "½√²≤" * 25_000,
+    "^(" * 50_000, "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "",
+    ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "}" * 100_000,
+    "\\boxed{41} is wrong, since. " * 3500, "\n" * 100_000, "½√²≤" * 25_000,
 ]
 
 
@@ -284,11 +277,9 @@ def test_hostile_answers_score_zero_in_time_and_do_not_disturb_the_others():
 RUN = "__import__('os').system('touch MARK')"
 INJECTIONS = [
     RUN, f"1 if {RUN} else 42", f"eval(\"{RUN}\")", f"[x for x in [{RUN}]]", f"S(\"{RUN}\")",
-    f"f({RUN})", f"'''+{RUN}+'''", f"\\text{{{RUN}}}", f"\\variable{{{RUN}}}", "{0.__class__}",
-    f"\\operatorname{{{RUN}}}", "exec(\"open('MARK','w')\")", "open('MARK','w').write('x')",
-    "\\write18{touch MARK}", "\\input{MARK}", "$(touch MARK)", "`touch MARK`", "; touch MARK",
-    "{{7*7}}", "%(x)s", f"lambda: {RUN}", f"sympify(\"{RUN}\")", f"x_{{{RUN}}}",
-    "().__class__.__bases__[0].__subclasses__()", f"\\sqrt{{{RUN}}}"]
+    f"f({RUN})", f"'''+{RUN}+'''", f"\\text{{{RUN}}}", f"\\operatorname{{{RUN}}}",
+    "open('MARK','w').write('x')", "\\write18{touch MARK}", "\\input{MARK}", "$(touch MARK)",
+    "`touch MARK`", f"lambda: {RUN}", f"sympify(\"{RUN}\")", f"x_{{{RUN}}}", f"\\sqrt{{{RUN}}}"]
 
 
 def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):

@@ -1,12 +1,4 @@
-"""A small world: a run in which only vLLM, the grader and the probe are stand-ins.
-
-    Engine        in vLLM's place: what it writes follows from (seed, prompt, place in the pool)
-    Grader        in math-verify's place: instant, and strict about who asks for what
-    ready()       as much of a run as one step of training needs, with a policy of one layer
-    small_run()   minirl.py from start to end, on the built-in model: two seconds
-    settled()     the settings of a run, as its first lines make them
-    difference()  whether two runs are the same
-"""
+"""A small world: a run in which only vLLM, the grader and the probe are stand-ins."""
 import contextlib
 import itertools
 import math
@@ -50,10 +42,9 @@ class Words:
 
 
 class Engine:
-    """Sample s of a prompt is the same whenever it is drawn, and whatever else is drawn.
-
-    So two ways of driving it can be compared sample by sample, and a resumed run with one that was
-    never stopped. seed: None takes what `seed_everything` decided, as vLLM does.
+    """In vLLM's place. What it writes follows from the seed, the prompt and the place in the pool,
+    so a resumed run can be compared with one that was never stopped. seed: None takes what
+    `seed_everything` decided, as vLLM does.
 
     At most `slots` samples are written at a time, a token each per step; those that finish in one
     step come back in random order. length: (rng, correct) -> tokens. A prompt is anything with a
@@ -127,9 +118,9 @@ def by_text(key, problem, rollout) -> float:
 
 
 class Grader(contextlib.AbstractContextManager):
-    """Rewards by `judge(key, problem, rollout)`; one that is NaN has no verdict.
+    """Rewards by `judge(key, problem, rollout)`, at once; one that is NaN has no verdict.
 
-    Fails the test if a verdict is asked for twice, early or never, or under another prompt.
+    Fails the test if a verdict is asked for twice or early, or under another prompt.
     """
 
     def __init__(self, judge=by_text):
