@@ -20,7 +20,6 @@ import torch
 from tqdm import tqdm
 
 from parts.machine import build_for_cpu, threads
-from parts.models import empty_model
 from parts.policy import adapted_layers, merged_weights
 from parts.routing_replay import CpuRecorder
 from parts.text import shown
@@ -124,12 +123,13 @@ class Engine:
 
         temperature None: the engine's. seed None: `seed_everything` decides what is drawn.
         """
+        if not self._keys:  # a phase of sampling begins
+            threads().look()  # on a CPU: use fewer threads beside busy processes
         sampling = self.sampling | ({} if temperature is None else dict(temperature=temperature))
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step (a token for every running request). Returns what finished in it."""
-        threads().look()
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -276,7 +276,7 @@ def adapter_options(architecture, rank: int, dtype: str, on_cpu: bool, routes: b
                          "a GPU: in float32): use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
     return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
-                lora_target_modules=adapted_layers(empty_model(architecture)))
+                lora_target_modules=adapted_layers(architecture))
 
 
 def fp8_linears(on_cpu: bool) -> dict:

@@ -192,7 +192,7 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
 
 # ------------------------------------------------------------------------------ what is trained
 @pytest.mark.parametrize("family, noise", [
-    ("phi", dict(resid_pdrop=0.5, embd_pdrop=0.5, attention_dropout=0.5)),
+    ("phi3", dict(resid_pdrop=0.5, embd_pdrop=0.5, attention_dropout=0.5)),
     ("mixtral", dict(router_jitter_noise=0.5))])
 def test_no_family_keeps_its_noise(family, noise):
     model = load_model(model_folder(family, **noise), "float32").train()
