@@ -133,16 +133,19 @@ class Engine:
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [(self._keys.pop(out.request_id),
-                 rollout_of(out.outputs[0], text, self._routes(out), self.tokenizer))
+        return [(self._keys.pop(out.request_id), self._rollout(out, text))
                 for out, text in zip(finished, texts)]
+
+    def _rollout(self, out, text: str) -> Rollout:
+        sampled = out.outputs[0]
+        return Rollout(list(sampled.token_ids), list(sampled.logprobs.logprobs),
+                       sampled.finish_reason, text, self._routes(out), tokenizer=self.tokenizer)
 
     def _routes(self, out):
         if self.recorder:
             return self.recorder.routes_of(out.request_id)
         native = getattr(out.outputs[0], "routed_experts", None)  # numpy, unsigned
-        if native is not None:
-            return torch.from_numpy(native if native.dtype == "uint8" else native.astype("int32"))
+        return None if native is None else torch.from_numpy(native.astype("int16"))
 
     @property
     def busy(self) -> bool:
@@ -222,11 +225,6 @@ class Engine:
             self.llm.wake_up()
 
 
-def rollout_of(output, text: str, routes=None, tokenizer=None) -> Rollout:
-    return Rollout(list(output.token_ids), list(output.logprobs.logprobs), output.finish_reason,
-                   text, routes, tokenizer=tokenizer)
-
-
 def start(model: str, options: dict):
     """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
     import vllm
@@ -242,8 +240,6 @@ def start(model: str, options: dict):
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError,
             AssertionError) as error:  # the last: another process has released a GPU's memory
-        if isinstance(error.__cause__, SystemExit):  # Ctrl-C in the middle of an import
-            raise error.__cause__
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
     finally:  # vLLM 0.32's CPU worker replaces it by one that refuses, for threads that are bound
