@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from transformers import AutoConfig
@@ -224,14 +225,16 @@ def test_tokens_are_those_that_were_sampled():
     tokenizer.add_special_tokens(tags)
     ids = tokenizer.convert_tokens_to_ids(["<think>", "1", "</think>", "8", make.END])
     assert len(tokenizer.encode("18")) == 1
-    output = SimpleNamespace(token_ids=ids, logprobs=SimpleNamespace(logprobs=[-1.0] * 5),
-                             finish_reason="stop", routed_experts=None)
+    output = SimpleNamespace(
+        token_ids=ids, logprobs=SimpleNamespace(logprobs=[-1.0] * 5), finish_reason="stop",
+        routed_experts=numpy.full((9, 2, 1), 255, "uint16"))  # as on a GPU
     engine = bare_engine([], [SimpleNamespace(request_id="1", finished=True, outputs=[output])])
     engine.tokenizer = tokenizer
     ((key, rollout),) = engine.step()
     assert (key, rollout.text) == (7, "18")
     assert rollout.raw == "<think>1</think>8<|endoftext|>"  # for --reward, which may look at tags
     assert rollout.token_ids == ids and rollout.logprobs == [-1.0] * 5
+    assert rollout.routes.shape == (9, 2, 1) and rollout.routes.max() == 255
 
 
 @pytest.mark.parametrize("error, ends", [

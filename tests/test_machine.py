@@ -188,13 +188,16 @@ def test_programs_of_a_lower_priority_count_where_this_one_has_it_too(monkeypatc
     (16, dict(micro_tokens=100, max_tokens=16100), "a pass over 16,356 tokens")])  # one row fits
 def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short(
         monkeypatch, free, flags, tokens):
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", flags.pop("cache", "1"))
-    asked = dict(machine=CPU._replace(memory=free * GB), model="SmolLM2-135M-Instruct") | flags
+    def per_pass(cache="1", **flags):
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", cache)
+        here = CPU._replace(memory=free * GB)
+        return settled(here, **dict(model="SmolLM2-135M-Instruct") | flags).micro_tokens
+
     if isinstance(tokens, str):
         with pytest.raises(SystemExit, match=tokens):
-            settled(**asked)
+            per_pass(**flags)
     else:
-        assert tokens[0] <= settled(**asked).micro_tokens <= tokens[1]
+        assert tokens[0] <= per_pass(**flags) <= tokens[1]
 
 
 @pytest.mark.slow
@@ -221,9 +224,7 @@ def test_a_pass_keeps_what_the_weights_foretell(name):
 ONE_CORE = (60e9, 10e9)  # as the machine may have had, on which they ran
 QWEN = [  # samples a step of Qwen2.5-Coder-0.5B on SVAMP: tokens, engine steps, trained, seconds
     (5570, 194, 1152, 233.0), (3408, 98, 913, 135.6), (3853, 95, 354, 145.0),
-    (4060, 88, 269, 110.7), (4520, 149, 515, 127.4), (4856, 65, 1647, 216.0),
-    (3574, 64, 2210, 246.0), (3674, 64, 1771, 183.3), (3391, 55, 449, 118.2),
-    (3443, 55, 931, 126.4)]
+    (4060, 88, 269, 110.7), (4520, 149, 515, 127.4), (3574, 64, 2210, 246.0)]
 
 
 def test_the_time_of_a_step_is_that_of_stored_runs_within_a_factor_of_two():
