@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import silu
 
 import minirl
 import models_small
@@ -108,19 +109,14 @@ def by_definition(model, row: Sequence):
 def mixed(mlp, hidden, chosen):
     flat = hidden[0]
     score = flat @ mlp.gate.weight.T
-    I = torch.zeros_like(score)  # noqa: E741
-    I[torch.arange(len(chosen))[:, None], chosen] = 1
-    last = score[len(chosen):]  # the last token's choice is its router's own
-    I[len(chosen):] = torch.zeros_like(last).scatter(1, last.topk(2).indices, 1)
-    if getattr(mlp.gate, "norm_topk_prob", True):
-        gate = I * score.exp() / (I * score.exp()).sum(1, keepdim=True)
-    else:
-        gate = I * score.softmax(1)
+    last = score[len(chosen):].topk(2).indices  # the last token's choice is its router's own
+    weight = torch.zeros_like(score).scatter(1, torch.cat([chosen, last]), 1) * score.exp()
+    total = weight if getattr(mlp.gate, "norm_topk_prob", True) else score.exp()
+    gate = weight / total.sum(1, keepdim=True)
     out = torch.zeros_like(flat)
     for e in range(score.shape[1]):
-        left, right = torch.nn.functional.linear(flat, mlp.experts.gate_up_proj[e]).chunk(2, -1)
-        out += gate[:, e, None] * torch.nn.functional.linear(torch.nn.functional.silu(left) * right,
-                                                             mlp.experts.down_proj[e])
+        left, right = (flat @ mlp.experts.gate_up_proj[e].T).chunk(2, -1)
+        out += gate[:, e, None] * (silu(left) * right @ mlp.experts.down_proj[e].T)
     return out[None]
 
 
