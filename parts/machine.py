@@ -156,7 +156,7 @@ def read(file) -> str:
 # Threads wait for each other in every layer of the model, so who takes turns with one of them holds
 # up all: on two cores, beside a busy process, two threads are slower than one. Their number changes
 # nothing but the rounding of sums.
-LOOK = 5  # seconds from one look to the next
+LOOK = 5  # seconds from one look to the next, at least
 IN_THE_WAY = 1 / 3  # of a core: others who take less cost less than a thread is worth
 
 
@@ -170,7 +170,7 @@ class Threads:
         self.most, self.before = torch.get_num_threads(), taken()
 
     def look(self) -> None:
-        """Choose anew, if it is time to. Called between two pieces of work."""
+        """Choose anew, if it is time to. Called before sampling and before an update."""
         import torch
 
         if self.fixed or time.monotonic() < self.before[0] + LOOK:
@@ -253,7 +253,8 @@ def measured_speeds(seconds: float = 1.0) -> tuple[float, float]:
     """
     import torch
 
-    square, tall, row = torch.ones(1024, 1024), torch.ones(16384, 4096), torch.ones(4096)
+    square = torch.ones(1024, 1024)
+    tall, row = torch.ones(16384, 4096), torch.ones(4096)
     products = repeats(lambda: square @ square, seconds / 2)
     readings = repeats(lambda: tall @ row, seconds / 2)  # as for each token of an answer
     return products * 2 * 1024**3, readings * tall.nbytes
@@ -275,8 +276,10 @@ def seconds_of_step(parameters: int, sampled: int, engine_steps: int, trained: i
     A token costs 2 operations per parameter in the engine and 6 in the trainer, and each step of
     the engine reads all weights.
     """
+    operations_per_second, bytes_per_second = speeds
     operations = parameters * (2 * sampled + 6 * trained)
-    return operations / speeds[0] + engine_steps * parameters * bytes_per_weight / speeds[1]
+    read = parameters * engine_steps * bytes_per_weight
+    return operations / operations_per_second + read / bytes_per_second
 
 
 def worst_case(c) -> tuple[int, int, int]:

@@ -128,7 +128,8 @@ def sent_layers(policy) -> list[tuple]:
     modules = dict(policy.base_model.model.named_modules())
     adapted = {name for name, module in modules.items() if hasattr(module, "get_delta_weight")}
     blocks = {name.rpartition(".")[0] for name in adapted}
-    return [(name, module) for name, module in modules.items() if name.rpartition(".")[0] in blocks
+    return [(name, module) for name, module in modules.items()
+            if name.rpartition(".")[0] in blocks
             and (name in adapted or isinstance(module, torch.nn.Linear))]
 
 
