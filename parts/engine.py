@@ -20,7 +20,6 @@ import torch
 from tqdm import tqdm
 
 from parts.machine import build_for_cpu, threads
-from parts.models import empty_model
 from parts.policy import adapted_layers, merged_weights
 from parts.routing_replay import CpuRecorder
 from parts.text import shown
@@ -124,25 +123,29 @@ class Engine:
 
         temperature None: the engine's. seed None: `seed_everything` decides what is drawn.
         """
+        if not self._keys:  # a phase of sampling begins
+            threads().look()  # on a CPU: use fewer threads beside busy processes
         sampling = self.sampling | ({} if temperature is None else dict(temperature=temperature))
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step (a token for every running request). Returns what finished in it."""
-        threads().look()
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [(self._keys.pop(out.request_id),
-                 rollout_of(out.outputs[0], text, self._routes(out), self.tokenizer))
+        return [(self._keys.pop(out.request_id), self._rollout(out, text))
                 for out, text in zip(finished, texts)]
+
+    def _rollout(self, out, text: str) -> Rollout:
+        sampled = out.outputs[0]
+        return Rollout(list(sampled.token_ids), list(sampled.logprobs.logprobs),
+                       sampled.finish_reason, text, self._routes(out), tokenizer=self.tokenizer)
 
     def _routes(self, out):
         if self.recorder:
             return self.recorder.routes_of(out.request_id)
         native = getattr(out.outputs[0], "routed_experts", None)  # numpy, unsigned
-        if native is not None:
-            return torch.from_numpy(native if native.dtype == "uint8" else native.astype("int32"))
+        return None if native is None else torch.from_numpy(native.astype("int16"))
 
     @property
     def busy(self) -> bool:
@@ -222,11 +225,6 @@ class Engine:
             self.llm.wake_up()
 
 
-def rollout_of(output, text: str, routes=None, tokenizer=None) -> Rollout:
-    return Rollout(list(output.token_ids), list(output.logprobs.logprobs), output.finish_reason,
-                   text, routes, tokenizer=tokenizer)
-
-
 def start(model: str, options: dict):
     """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
     import vllm
@@ -242,8 +240,6 @@ def start(model: str, options: dict):
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError,
             AssertionError) as error:  # the last: another process has released a GPU's memory
-        if isinstance(error.__cause__, SystemExit):  # Ctrl-C in the middle of an import
-            raise error.__cause__
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
     finally:  # vLLM 0.32's CPU worker replaces it by one that refuses, for threads that are bound
@@ -276,7 +272,7 @@ def adapter_options(architecture, rank: int, dtype: str, on_cpu: bool, routes: b
                          "a GPU: in float32): use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
     return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
-                lora_target_modules=adapted_layers(empty_model(architecture)))
+                lora_target_modules=adapted_layers(architecture))
 
 
 def fp8_linears(on_cpu: bool) -> dict:

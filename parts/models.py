@@ -24,7 +24,7 @@ OWNERS = {  # on the hub, of models by their names
     "qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
     "smollm": "HuggingFaceTB"}
 FAMILIES = (  # that can be trained: tests/test_agreement.py compares each with the engine
-    "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi", "phi3", "gemma", "gemma2",
+    "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi3", "gemma", "gemma2",
     "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
 
 
@@ -39,8 +39,10 @@ class Model:
     @functools.cached_property
     def empty(self):
         """The model without memory for its weights. SystemExit if none can be made."""
-        with loading("model", self.path):
-            return empty_model(self.config)
+        import torch
+
+        with loading("model", self.path), torch.device("meta"):
+            return own_class(self.config)(self.config)
 
 
 def resolve_model(name: str) -> str:
@@ -202,7 +204,7 @@ def check_family(config) -> None:
     if config.model_type not in FAMILIES:
         raise SystemExit(f"Models of the family {config.model_type} cannot be trained here: nobody "
                          "has compared trainer and engine. Take a Qwen 2 or 3, Llama, SmolLM, "
-                         "Mistral, OLMo 2, Phi or Gemma (text) model.")
+                         "Mistral, OLMo 2, Phi 3 or Gemma (text) model.")
 
 
 def load_model(path: str, dtype: str):
@@ -234,7 +236,7 @@ def load_model(path: str, dtype: str):
 def own_class(config):
     """Hugging Face's class for this config, from a copy of its module that nobody else has.
 
-    vLLM 0.32 serves some families (OLMo 2, Phi-2, SmolLM3) with Hugging Face's class and changes
+    vLLM 0.32 serves some families (OLMo 2, SmolLM3) with Hugging Face's class and changes
     that class in place (`support_torch_compile`), so afterwards only vLLM can make such a model.
     Where this copy cannot be made, SmolLM3 does not load (tests/test_models.py).
     """
@@ -245,11 +247,3 @@ def own_class(config):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, shared.__name__)
-
-
-def empty_model(config):
-    """The model of a config, without memory for its weights."""
-    import torch
-
-    with torch.device("meta"):
-        return own_class(config)(config)

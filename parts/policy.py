@@ -1,14 +1,13 @@
-"""The policy: a frozen model with a LoRA adapter, which is trained, stored, loaded or merged.
-"""
-import contextlib
+"""The policy: a frozen model with a LoRA adapter, which is trained, stored, loaded or merged."""
 import functools
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 
-from parts.folder import digest_of, lock, read_json, replacing, step_of
+from parts.folder import digest_of, read_json, rename, step_of
 from parts.machine import BFLOAT16_CARD, capability
 from parts.models import fetch_model, load_model, load_tokenizer, require_weights
 from parts.prompts import stop_ids
@@ -17,7 +16,6 @@ from parts.routing_replay import ROUTERS, RoutingReplay
 from parts.text import listed, shown
 
 START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
     "task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
     "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",
@@ -38,7 +36,7 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     model = load_model(path, dtype).to(device)
     model.config.use_cache = False
     lora = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, task_type="CAUSAL_LM",
-                      target_modules=adapted_layers(model))
+                      target_modules=adapted_layers(model.config))
     policy = get_peft_model(model, lora)
     if dtype == "bfloat16":
         adapt_in_bfloat16(policy)
@@ -49,18 +47,20 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     return policy.train()
 
 
-def adapted_layers(model) -> list[str]:
-    """The last names of the layers that get an adapter, such as q_proj: all linear ones.
+def adapted_layers(config) -> list[str]:
+    """The last names of the layers that get an adapter: all linear ones of a decoder layer.
 
     With the attention alone LoRA learns less, even with as many parameters (LoRA Without Regret,
     Schulman et al. 2025). In a mixture of experts only the attention is adapted: engines serve
     adapters of stacked experts badly. The head stays frozen: `token_logprobs` computes no gradient
     of it, and vLLM serves no adapter on a large one.
     """
-    if model.config.model_type in ROUTERS:
-        return ATTENTION
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    return sorted({name.split(".")[-1] for name in names} - {"lm_head"})
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    if config.model_type in ROUTERS:
+        return attention
+    if config.model_type == "phi3":  # it has some of them in one
+        return ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+    return [*attention, "gate_proj", "up_proj", "down_proj"]
 
 
 def adapt_in_bfloat16(policy) -> None:
@@ -128,9 +128,9 @@ def sent_layers(policy) -> list[tuple]:
     modules = dict(policy.base_model.model.named_modules())
     adapted = {name for name, module in modules.items() if hasattr(module, "get_delta_weight")}
     blocks = {name.rpartition(".")[0] for name in adapted}
-    linear = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear)}
     return [(name, module) for name, module in modules.items()
-            if name in adapted | linear and name.rpartition(".")[0] in blocks]
+            if name.rpartition(".")[0] in blocks
+            and (name in adapted or isinstance(module, torch.nn.Linear))]
 
 
 @torch.no_grad()
@@ -150,31 +150,20 @@ def merged(name: str, layer):
 
 
 # ------------------------------------------------------------------------------ a stored adapter
-def read_config(adapter: str) -> dict:
-    """The adapter's config. Raises SystemExit unless it is a plain LoRA adapter.
+def load_adapter(path: str, adapter: str, dtype: str):
+    """(PEFT model, rank) of base and adapter, on the CPU. SystemExit when they do not fit.
 
-    Somebody else may have made it. PEFT compiles some strings of a config to regular expressions,
-    which can run for years, and some settings change the base model.
+    The adapter may come from elsewhere. It must be plain LoRA, because some of PEFT's settings
+    change base weights, which the engine would not learn.
     """
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
 
     made, default = read_json(Path(adapter, "adapter_config.json")), LoraConfig().to_dict()
     odd = {key: value for key, value in made.items()
            if key not in PLAIN and value and value != default.get(key)}
-    targets = made.get("target_modules")
-    if isinstance(targets, str) and targets != "all-linear":
-        odd["target_modules"] = targets
     if odd:
         raise SystemExit(f"{shown(adapter)} is not a plain LoRA adapter ({shown(listed(odd))}): "
                          "merge it into its model and evaluate that.")
-    return made
-
-
-def load_adapter(path: str, adapter: str, dtype: str):
-    """(PEFT model, rank) of base and adapter, on the CPU. SystemExit when they do not fit."""
-    from peft import PeftModel
-
-    made = read_config(adapter)
     try:
         policy = PeftModel.from_pretrained(load_model(path, dtype), adapter)
         reason = misfit(policy, adapter)
@@ -210,8 +199,8 @@ def misfit(policy, adapter: str) -> str:
 def merged_model(name: str) -> str:
     """`name`. runs/NAME/merged/step-XXXXXX is first made of that checkpoint: in float32, once.
 
-    A second program that needs it waits. Raises SystemExit if the run now has another checkpoint of
-    that step, because what has begun from the merged one would have another base.
+    Raises SystemExit if the run now has another checkpoint of that step, because what has begun
+    from the merged one would have another base.
     """
     out = Path(name)
     if out.parent.name != MERGED or not (run := run_named(name)):
@@ -221,28 +210,12 @@ def merged_model(name: str) -> str:
         if not checkpoint.exists():
             raise SystemExit(f"{shown(out)} is gone, and so is the checkpoint that it was made of: "
                              "put one of them back.")
-        with waiting_for(out.parent):
-            if not out.exists():
-                write_merged(str(checkpoint), out, "float32", read_in=settings(run)["dtype"])
+        write_merged(str(checkpoint), out, "float32", read_in=settings(run)["dtype"])
     adapter, made = checkpoint / "adapter_model.safetensors", read_json(out / "config.json")
     if adapter.exists() and made["minirl"]["adapter"] != digest_of(adapter):
         raise SystemExit(f"{shown(out)} was made of another adapter of step {step_of(out)}: remove "
                          "it, unless another run has begun from it.")
     return name
-
-
-@contextlib.contextmanager
-def waiting_for(folder: Path):
-    """One program at a time is in this block for a folder. Raises SystemExit if none can."""
-    try:
-        folder.mkdir(exist_ok=True)
-        held = open(folder / ".lock", "a")
-    except OSError as error:
-        raise SystemExit(f"Cannot write to {shown(folder)} ({error.strerror}): export the run to "
-                         "another folder, and name that as --model.") from None
-    with held:
-        lock(held, folder, wait=True)
-        yield
 
 
 def write_merged(adapter: str, out: Path, dtype: str, read_in: str = "") -> None:
@@ -297,12 +270,14 @@ def save_model(model, tokenizer, out: Path) -> None:
 
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as writing:
-            writing.mkdir()
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as place:
+            writing = Path(place, out.name)
             model.save_pretrained(writing)
             tokenizer.save_pretrained(writing)
             for weights in writing.glob("*.safetensors"):  # written for their owner's eyes only
                 shutil.copymode(writing / "config.json", weights)
+            if not (out / "config.json").exists():  # else another program was faster
+                rename(writing, out)
     except (OSError, RuntimeError, SafetensorError) as error:  # three libraries' words for full
         raise SystemExit(f"Could not write {shown(out)} ({shown(error)}): nothing half-written is "
                          "left, and the run is untouched.") from error

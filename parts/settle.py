@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from ada_sampler import SamplerConfig
 from parts.config import OBJECTIVES, Flags, Settings, in_one_sentence, require_effect
 from parts.data import default_data, default_eval_data, default_template
-from parts.forecast import fit_in_memory, longest_step, measured_speeds
-from parts.machine import Machine, in_one_line, this_machine
+from parts.machine import (Machine, fit_in_memory, in_one_line, longest_step, measured_speeds,
+                           this_machine)
 from parts.models import TINY, Model, check_family, find_model, require_context
 from parts.provenance import base_of
 from parts.text import listed, shown

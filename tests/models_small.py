@@ -31,7 +31,7 @@ SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_l
 WIDE = dict(head_dim=32)  # else it does not follow from the other sizes
 CAPPED = WIDE | dict(final_logit_softcapping=2.0)
 DENSE = dict(
-    qwen2={}, qwen3=WIDE, llama={}, mistral=dict(sliding_window=None), olmo2={}, phi3={}, phi={},
+    qwen2={}, qwen3=WIDE, llama={}, mistral=dict(sliding_window=None), olmo2={}, phi3={},
     smollm3={}, gemma=WIDE, gemma3_text=CAPPED,
     gemma2=CAPPED | dict(attn_logit_softcapping=1.0, query_pre_attn_scalar=32))
 EXPERTS = dict(num_key_value_heads=2, num_experts_per_tok=2)

@@ -223,12 +223,13 @@ def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source
     name = as_model(source)
     folder = Path(merged_model(name))
     assert str(folder) == name == "runs/first/merged/step-000006"
-    Path(source, "other").write_text("")
-    with pytest.raises(SystemExit, match="Cannot write to .*other .*export the run to another"):
-        with policy_module.waiting_for(Path(source, "other")):
-            pass
-    tokenizers = map(load_tokenizer, (name, fetch_model("tiny")))
-    assert len({tuple(tokenizer("12+34=?")["input_ids"]) for tokenizer in tokenizers}) == 1
+    again = Path("again")  # as if another program had been faster
+    shutil.copytree(folder, again)
+    policy_module.write_merged(f"{source}/checkpoints/step-000003", again, "float32")
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    words = load_tokenizer(name)
+    assert words("12+34=?")["input_ids"] == load_tokenizer(fetch_model("tiny"))("12+34=?")[
+        "input_ids"]
     trained, _ = load_adapter(fetch_model("tiny"), f"{source}/checkpoints/step-000006", "float32")
     read, ids = AutoModelForCausalLM.from_pretrained(name), torch.arange(100, 140)[None]
     assert (read(ids).logits - trained(ids).logits).abs().max() < 1e-3

@@ -69,7 +69,8 @@ def stand_in(major: int, minor: int, gib: int) -> None:
     vllm.LLM = configure
     for module in (engine, machine):
         module.build_for_cpu = lambda: False
-    machine.capability = lambda: (major, minor)
+    machine.card = lambda: types.SimpleNamespace(
+        name="a card", major=major, minor=minor, total_memory=gib * machine.GB)
 
 
 def configure(model, use_tqdm_on_load, **options):

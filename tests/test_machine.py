@@ -1,7 +1,9 @@
 """What a GPU needs and what follows from the card (torch's answers are stand-ins), what memory is
-free, and how many threads a busy machine leaves.
+free, how many threads a busy machine leaves; and on a CPU whether a run fits, against what a pass
+really keeps, and the most time that a step can take, against steps of stored runs.
 """
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -10,12 +12,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers import ROOT
+from models_small import policy
 from parts import machine
+from parts import settle as settling
 from parts.config import Flags, check
 from parts.engine import configure_vllm
-from world import CPU, settled
+from parts.logprobs import Sequence, token_logprobs
+from parts.machine import GB, Machine
+from world import CPU, known_model, settled
 
-GB = machine.GB
 CARDS = {"H100": (9, 0, 80), "T4": (7, 5, 15), "V100": (7, 0, 32)}
 
 
@@ -72,14 +78,12 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings, share
     assert said.startswith(card or "CPU") and re.search(share, said) and "\n" not in said
 
 
-def test_what_a_cpu_cannot_do_is_refused_there_only(gpu):
-    given = [dict(sleep=True), dict(engine_memory=0.3)]
-    for flags in given:
-        check(Flags(**flags), vars(Flags()))  # with a GPU it is all right
+@pytest.mark.parametrize("flags", [Flags(sleep=True), Flags(engine_memory=0.3)])
+def test_what_a_cpu_cannot_do_is_refused_there_only(gpu, flags):
+    check(flags, vars(Flags()))  # with a GPU it is all right
     give(gpu, None)
-    for flags in given:
-        with pytest.raises(ValueError, match="has no effect without a GPU"):
-            check(Flags(**flags), vars(Flags()))
+    with pytest.raises(ValueError, match="has no effect without a GPU"):
+        check(flags, vars(Flags()))
 
 
 @pytest.mark.parametrize("space", ["0", "1.5", ""])
@@ -148,8 +152,7 @@ def test_threads_follow_the_load_unless_the_user_sets_them(monkeypatch, given, w
         clock.everybody += others * machine.LOOK
         machine.threads().look()
     assert chosen == wanted
-    settings = SimpleNamespace(dtype="float32", sync="merge", micro_tokens=896)
-    assert machine.in_one_line(settings, CPU).endswith(said)
+    assert machine.in_one_line(settled(), CPU).endswith(said)
 
 
 def test_what_the_graders_compute_is_this_programs_own_also_after_their_end():
@@ -170,3 +173,98 @@ def test_programs_of_a_lower_priority_count_where_this_one_has_it_too(monkeypatc
     for own, everybody in ((0, 5.0), (5, 7.0)):
         monkeypatch.setattr(machine.os, "nice", lambda _: own)
         assert machine.taken()[1] == everybody
+
+
+# ------------------------------------------------------------------------------ will it fit?
+@pytest.mark.parametrize("free, flags, tokens", [  # GiB; from the fewest to the most tokens a pass
+    (64, {}, (896, 896)), (7, {}, (896, 896)), (5.5, {}, (620, 680)),
+    (5.5, dict(dtype="bfloat16"), (896, 896)), (5.5, dict(lora_rank=64), (460, 520)),
+    (6.61, dict(cache="2"), (620, 680)), (5.71, dict(engine_sequences=512), (620, 680)),
+    (5.22, dict(rollout_dtype="bfloat16"), (620, 680)),
+    (16, dict(micro_tokens=3000), (3000, 3000)),
+    (4.6, {}, "with a pass over 296 tokens, and 4.1 GiB are free for it, enough for 2"),
+    (4, {}, "enough for 0 tokens: .*or take a smaller --model"),
+    (16, dict(micro_tokens=16384), "enough for 5,.*lower --micro-tokens"),
+    (16, dict(micro_tokens=100, max_tokens=16100), "a pass over 16,356 tokens")])  # one row fits
+def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short(
+        monkeypatch, free, flags, tokens):
+    def per_pass(cache="1", **flags):
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", cache)
+        here = CPU._replace(memory=free * GB)
+        return settled(here, **dict(model="SmolLM2-135M-Instruct") | flags).micro_tokens
+
+    if isinstance(tokens, str):
+        with pytest.raises(SystemExit, match=tokens):
+            per_pass(**flags)
+    else:
+        assert tokens[0] <= per_pass(**flags) <= tokens[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-skills"])
+def test_a_pass_keeps_what_the_weights_foretell(name):
+    """All that autograd keeps for the backward pass, besides the model's own weights."""
+    model = known_model(name)
+    trained, kept = policy(model.path, rank=16), {}
+    weights = {p.untyped_storage().data_ptr() for p in [*trained.parameters(), *trained.buffers()]}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage  # held, so that no address comes twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_logprobs(trained, [Sequence([7] * 128, 1) for _ in range(4)])
+    taken = sum(storage.nbytes() for address, storage in kept.items() if address not in weights)
+    _, foreseen = machine.bytes_needed(settled(max_tokens=64), model.empty)
+    assert 0.4 < taken / (4 * 128) / foreseen < 0.75  # memory has gaps
+
+
+# ------------------------------------------------------------------------------ how long?
+ONE_CORE = (60e9, 10e9)  # as the machine may have had, on which they ran
+QWEN = [  # samples a step of Qwen2.5-Coder-0.5B on SVAMP: tokens, engine steps, trained, seconds
+    (5570, 194, 1152, 233.0), (3408, 98, 913, 135.6), (3853, 95, 354, 145.0),
+    (4060, 88, 269, 110.7), (4520, 149, 515, 127.4), (3574, 64, 2210, 246.0)]
+
+
+def test_the_time_of_a_step_is_that_of_stored_runs_within_a_factor_of_two():
+    """With the tokens that they had. Their speeds were not measured when they ran."""
+    for *tokens, seconds in QWEN:
+        assert 0.5 < machine.seconds_of_step(494e6, *tokens, ONE_CORE, 4) / seconds < 2
+    for line in (ROOT / "bench/results/real_model.jsonl").read_text().splitlines():
+        logged = json.loads(line)["metrics"]
+        foreseen = sum(machine.seconds_of_step(134.5e6, *tokens, ONE_CORE, 4) for tokens in zip(
+            logged["tokens"], logged["engine_steps"], logged["tokens_trained"]))
+        assert 0.5 < foreseen / sum(logged["seconds_sample"] + logged["seconds_train"]) < 2
+
+
+@pytest.mark.parametrize("flags, sampled, engine_steps, trained", [
+    (dict(), 24 * 32 * 64 + 24 * 256, 3 * 64, 24 * 4 * 320),  # 768 answers, 256 at once
+    (dict(sampler="uniform", batch_prompts=2), 2 * 4 * 64 + 2 * 256, 64, 2 * 4 * 320),
+    (dict(sampler="dapo", batch_prompts=2), 4 * (2 * 4 * 64 + 2 * 256), 64, 2 * 4 * 320),
+    (dict(sampler="gvm", batch_prompts=2), 2 * 16 * 64 + 2 * 256, 64, 2 * 8 * 320)])
+def test_the_longest_step_takes_all_rounds_and_all_tokens(flags, sampled, engine_steps, trained):
+    assert machine.worst_case(settled(**flags)) == (sampled, engine_steps, trained)
+
+
+def test_the_line_names_the_time_and_the_flags_to_lower():
+    c = settled(max_tokens=64, batch_prompts=2, sampler="uniform")
+    said = machine.longest_step(c, 10**9, (1e12, 1e12))
+    assert "up to 18 seconds, if it samples all of 1,024 tokens and trains on 2,560" in said
+    assert all(hasattr(c, flag.replace("-", "_")) for flag in re.findall(r"--([\w-]+)", said))
+    assert min(machine.measured_speeds(seconds=0.0)) > 0  # of work that is done once at least
+
+
+@pytest.mark.parametrize("model, flags, here, timed, small", [
+    ("Qwen2.5-Math-1.5B", {}, CPU, True, False), ("Qwen2.5-0.5B", {}, CPU, False, True),
+    ("Qwen2.5-0.5B", dict(max_tokens=300), CPU, True, True), ("tiny", {}, CPU, False, False),
+    ("Qwen2.5-0.5B", {}, Machine("H100", 80 * GB, "bfloat16"), False, False)])
+def test_what_the_size_of_a_model_means_is_said_before_the_engine_starts(
+        monkeypatch, capsys, model, flags, here, timed, small):
+    monkeypatch.setattr(settling, "measured_speeds", lambda: ONE_CORE)
+    settling.say_settings(Flags(model=model, **flags), settled(here, model=model, **flags), here,
+                          known_model(model))
+    said = capsys.readouterr().out
+    assert ("on this CPU a step can take up to " in said) == timed
+    assert ("this model is small, so its settings are" in said and "steps = 20" in said) == small
+    assert "max_tokens = " not in said or "max_tokens" not in flags  # what is given is not listed

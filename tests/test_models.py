@@ -62,9 +62,9 @@ def in_two(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map=names)))
 
 
-def without_a_weight(folder):
+def change_weights(folder, how):
     weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
+    how(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -81,15 +81,10 @@ def of_an_index(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def untied(folder):
-    change(folder, tie_word_embeddings=False)
-
-
 def with_a_head(folder):
-    untied(folder)
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    change(folder, tie_word_embeddings=False)
+    change_weights(folder, lambda weights: weights.update(
+        {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}))
 
 
 @pytest.mark.parametrize("how", [of_an_index, with_a_head])
@@ -107,9 +102,11 @@ def without_words(folder):
 
 @pytest.mark.parametrize("harm, words", [
     (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
-    (untied, "no lm_head.weight"), (beside("adapter_model.safetensors"), "adapter_.* lies beside"),
+    (lambda folder: change(folder, tie_word_embeddings=False), "no lm_head.weight"),
+    (beside("adapter_model.safetensors"), "adapter_.* lies beside"),
     (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)), "lies beside"),
-    (without_a_weight, "no weights for model.layers.1.mlp.up_proj.weight: mend or replace it"),
+    (lambda folder: change_weights(folder, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
+     "no weights for model.layers.1.mlp.up_proj.weight: mend or replace it"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "weights of .*no model.safetensors, and only safetensors are read"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*Couldn't instantiate"),
@@ -180,10 +177,10 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
     """transformers would ask "run the custom code? [y/N]", and `yes |` would answer."""
     (tmp_path / "evil.py").write_text(
         f"open({str(tmp_path / 'owned')!r}, 'w')\nclass C: pass\nclass T: pass\n")
-    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="evil",
-                                                          auto_map=dict(AutoConfig="evil.C"))))
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps(dict(auto_map=dict(AutoTokenizer=["evil.T", None]))))
+    for file, content in dict(
+            config=dict(model_type="evil", auto_map=dict(AutoConfig="evil.C")),
+            tokenizer_config=dict(auto_map=dict(AutoTokenizer=["evil.T", None]))).items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(content))
     for read in (lambda path: models.find_model(path, path), models.load_tokenizer):
         with pytest.raises(SystemExit, match="Python code of its own, which is never run"):
             read(str(tmp_path))
@@ -192,7 +189,7 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
 
 # ------------------------------------------------------------------------------ what is trained
 @pytest.mark.parametrize("family, noise", [
-    ("phi", dict(resid_pdrop=0.5, embd_pdrop=0.5, attention_dropout=0.5)),
+    ("phi3", dict(resid_pdrop=0.5, embd_pdrop=0.5, attention_dropout=0.5)),
     ("mixtral", dict(router_jitter_noise=0.5))])
 def test_no_family_keeps_its_noise(family, noise):
     model = load_model(model_folder(family, **noise), "float32").train()

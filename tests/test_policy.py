@@ -1,5 +1,5 @@
 """The trainer's model: what is adapted, in which precision, and that nothing in it is noise; what
-its attention stores on a card, seen without one; and an adapter that a stranger has trained.
+its attention stores on a card, seen without one; and adapters that others have trained.
 """
 import json
 
@@ -8,12 +8,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoConfig
 
-from models_small import LargestTensor, move, policy, second, trained_weights
+from models_small import (FAMILIES, MIXTURES, LargestTensor, model, policy, second,
+                          trained_weights)
 from parts import policy as policy_module
 from parts.logprobs import Sequence, token_logprobs
-from parts.models import empty_model, load_model, tiny_folder
+from parts.models import load_model, tiny_folder
 from parts.policy import adapted_layers, merged_weights
 
 ROWS = [Sequence(list(range(start, start + 20)), 5) for start in (10, 50, 90)]
@@ -37,20 +37,6 @@ def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
     for name, value in sent.items():
         layer, _, kind = name.rpartition(".")
         assert torch.equal(value, base[f"{layer}.base_layer.{kind}"]) == (kind == "bias")
-
-
-def test_a_layer_without_an_adapter_is_sent_with_one_beside_it():
-    """vLLM has queries, keys and values in one layer, which it makes of what it is sent alone. PEFT
-    adapts only queries and values of many families where nothing is said."""
-    base = load_model(tiny_folder(), "float32")
-    layers = {name: p.clone() for name, p in base.state_dict().items()}
-    trained = get_peft_model(base, LoraConfig(
-        target_modules=["q_proj", "gate_proj"], layers_to_transform=[1], task_type="CAUSAL_LM"))
-    move(trained, 0.1)
-    sent = dict(merged_weights(trained))
-    assert {*sent} == {name for name in layers if "layers.1." in name and "_proj" in name}
-    changed = {name.split(".")[-2] for name, w in sent.items() if not torch.equal(w, layers[name])}
-    assert changed == {"q_proj", "gate_proj"}
 
 
 def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():
@@ -80,19 +66,14 @@ def test_the_gradient_in_bfloat16_is_as_good_as_with_pefts_float32(monkeypatch):
     assert 0 < error < 1.5 * pefts + 0.01 and error < 0.1 and not torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("family, layers", [
-    ("qwen2", "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"),
-    ("phi3", "down_proj gate_up_proj o_proj qkv_proj"),
-    ("phi", "dense fc1 fc2 k_proj q_proj v_proj"),
-    ("olmoe", "q_proj k_proj v_proj o_proj"), ("qwen3_moe", "q_proj k_proj v_proj o_proj")])
-def test_every_linear_layer_but_the_head_is_adapted_and_of_a_mixture_only_the_attention(
-        family, layers):
-    """Not even its dense layers: engines take such an adapter badly or not at all."""
-    dense = dict(mlp_only_layers=[0]) if family == "qwen3_moe" else {}
-    config = AutoConfig.for_model(
-        family, vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, **dense)
-    assert adapted_layers(empty_model(config)) == layers.split()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_linear_layer_but_the_head_is_adapted_and_of_a_mixture_only_the_attention(family):
+    """Experts are stacked and have no linear layers, and engines serve their adapters badly."""
+    made = model(family)
+    linear = {name.split(".")[-1] for name, layer in made.named_modules()
+              if isinstance(layer, torch.nn.Linear)}
+    assert {*adapted_layers(made.config)} == linear - {"lm_head"}
+    assert ("o_proj" in linear) and (family in MIXTURES) == ("down_proj" not in linear)
 
 
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-6), (torch.bfloat16, 2**-6)])
@@ -122,10 +103,10 @@ LENGTH = 512
 
 
 def as_on_a_card(capability, asked: list):
-    """torch's attention with the kernel that a card of this capability would take.
+    """torch's attention with the kernel that torch 2.13 would take on a card of this capability.
 
-    As torch 2.13 chooses: flash needs 16 bits, capability 8.0 and no mask, and knows shared keys;
-    the memory-efficient kernel takes the rest, unless keys are shared: then the plain formula.
+    Flash needs 16 bits, capability 8.0 and no mask, and knows shared keys. The memory-efficient
+    kernel takes the rest, unless keys are shared, and then the plain formula is left.
     """
     def attention(q, k, v, attn_mask=None, enable_gqa=False, **how):
         flash = capability >= (8, 0) and q.dtype != torch.float32 and attn_mask is None
@@ -166,34 +147,29 @@ def test_no_card_stores_every_score(card, dtype, capability, monkeypatch):
     assert kernels == {"every score"} and largest > scores
 
 
-# ------------------------------------------------------------------------- a stranger's adapter
-PATTERN = "(a|aa)+" * 20 + "$"  # takes years on a long name
-
-
+# ------------------------------------------------------------------------- an adapter of others
 @pytest.mark.parametrize("change, words", [
-    ("{", "missing or damaged"), (dict(target_modules=PATTERN), "target_modules"),
-    (dict(exclude_modules=PATTERN), "exclude_modules"),
-    (dict(rank_pattern={PATTERN: 4}), "rank_pat"), (dict(modules_to_save=["lm_head"]), "to_save"),
+    ("{", "missing or damaged"), (dict(exclude_modules="a"), "exclude_modules"),
+    (dict(rank_pattern={"q_proj": 4}), "rank_pat"), (dict(modules_to_save=["lm_head"]), "to_save"),
     (dict(init_lora_weights="pissa"), "init_lora_weights"),
     (dict(layer_replication=[[0, 10**6]]), "layer_repl"), (dict(use_dora=True), "use_dora"),
     ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"), (dict(bias="lora_only"), "bias = lora_only"),
     (dict(peft_type="IA3"), "peft_type = IA3")])
-def test_a_hostile_adapter_is_refused_before_it_is_loaded(tmp_path, change, words):
+def test_an_adapter_that_is_not_plain_lora_is_refused(tmp_path, change, words):
+    LoraConfig(target_modules=["q_proj"]).save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
-    for targets in ("all-linear", ["q_proj"]):
-        LoraConfig(r=8, lora_alpha=24, target_modules=targets).save_pretrained(tmp_path)
-        made = policy_module.read_config(str(tmp_path))  # it was sound
+    made = json.loads(file.read_text())
     file.write_text(change if isinstance(change, str) else json.dumps(made | change))
     with pytest.raises(SystemExit, match=words) as stop:
-        policy_module.read_config(str(tmp_path))
+        policy_module.load_adapter(tiny_folder(), str(tmp_path), "float32")
     assert str(stop.value).isprintable()
 
 
 @pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
 def test_an_adapter_of_the_head_or_the_embeddings_is_refused(tmp_path, layer):
     """The engine would merge it into both where they share their weights, and else leave it out."""
-    model = get_peft_model(load_model(tiny_folder(), "float32"), LoraConfig(
+    made = get_peft_model(load_model(tiny_folder(), "float32"), LoraConfig(
         target_modules=["q_proj", layer], task_type="CAUSAL_LM"))
-    model.save_pretrained(tmp_path, save_embedding_layers=False)
+    made.save_pretrained(tmp_path, save_embedding_layers=False)
     with pytest.raises(SystemExit, match=f"{layer}.*outside of the layers"):
         policy_module.load_adapter(tiny_folder(), str(tmp_path), "float32")

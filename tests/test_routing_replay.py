@@ -3,13 +3,14 @@ The hook alone, and the agreement of routes: the checks of lab 6, which test_cou
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import silu
 
 import minirl
 import models_small
-from dataclasses import replace
 from engines import gap, random_ids, rows_of, serve
 from helpers import lines, run_program
 from models_small import gradients_of, model_folder, random_groups
@@ -43,12 +44,18 @@ def some_rows(count: int = 5, alike: int = 0) -> list[minirl.Row]:
             for i in range(count)]
 
 
-def record(policy, rows) -> None:
-    """Make `rows` replay what the routers choose now."""
-    with torch.no_grad():
-        token_logprobs(policy, rows)
+def logprobs(policy, rows):
+    """[T], under the routes that the rows replay."""
+    with torch.no_grad(), replaying(policy, rows):
+        return token_logprobs(policy, rows)[0]
+
+
+def record(policy, rows):
+    """Make `rows` replay what the routers choose now. Returns their log-probs [T]."""
+    natural = logprobs(policy, rows)
     for row, route in zip(rows, policy.routing.recorded(rows)):
         row.replay = route
+    return natural
 
 
 def gradients(policy, rows) -> dict:
@@ -63,12 +70,8 @@ def gradients(policy, rows) -> dict:
     ("qwen3_moe", "batched_mm")])
 def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts):
     policy, rows = deep(family, experts), some_rows()
-    natural = gradients(policy, rows)
-    with torch.no_grad():
-        before = token_logprobs(policy, rows)[0]
-    record(policy, rows)
-    with torch.no_grad(), replaying(policy, rows):
-        assert torch.equal(token_logprobs(policy, rows)[0], before)
+    natural, before = gradients(policy, rows), record(policy, rows)
+    assert torch.equal(logprobs(policy, rows), before)
     replayed = gradients(policy, rows)
     assert all(torch.allclose(natural[name], replayed[name], atol=1e-5, rtol=1e-4)
                for name in natural)
@@ -85,13 +88,12 @@ def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
     policy, rows = deep(family, "eager"), some_rows(3, alike=20)
     record(policy, rows)
     models_small.move(policy, 0.3)
+    replayed = logprobs(policy, rows)
     with torch.no_grad():
-        natural = token_logprobs(policy, rows)[0]
-        with replaying(policy, rows):
-            replayed = token_logprobs(policy, rows)[0]
         by_hand = torch.cat([by_definition(policy.get_base_model(), row) for row in rows])
-    assert (natural - replayed).abs().max() > 1e-2  # some choices have changed
     torch.testing.assert_close(replayed, by_hand, atol=2e-5, rtol=1e-4)
+    natural = token_logprobs(policy, rows)[0]
+    assert (natural - replayed).abs().max() > 1e-2  # some choices have changed
 
 
 def by_definition(model, row: Sequence):
@@ -107,19 +109,14 @@ def by_definition(model, row: Sequence):
 def mixed(mlp, hidden, chosen):
     flat = hidden[0]
     score = flat @ mlp.gate.weight.T
-    I = torch.zeros_like(score)  # noqa: E741
-    I[torch.arange(len(chosen))[:, None], chosen] = 1
-    last = score[len(chosen):]  # the last token's choice is its router's own
-    I[len(chosen):] = torch.zeros_like(last).scatter(1, last.topk(2).indices, 1)
-    if getattr(mlp.gate, "norm_topk_prob", True):
-        gate = I * score.exp() / (I * score.exp()).sum(1, keepdim=True)
-    else:
-        gate = I * score.softmax(1)
+    last = score[len(chosen):].topk(2).indices  # the last token's choice is its router's own
+    weight = torch.zeros_like(score).scatter(1, torch.cat([chosen, last]), 1) * score.exp()
+    total = weight if getattr(mlp.gate, "norm_topk_prob", True) else score.exp()
+    gate = weight / total.sum(1, keepdim=True)
     out = torch.zeros_like(flat)
     for e in range(score.shape[1]):
-        left, right = torch.nn.functional.linear(flat, mlp.experts.gate_up_proj[e]).chunk(2, -1)
-        out += gate[:, e, None] * torch.nn.functional.linear(torch.nn.functional.silu(left) * right,
-                                                             mlp.experts.down_proj[e])
+        left, right = (flat @ mlp.experts.gate_up_proj[e].T).chunk(2, -1)
+        out += gate[:, e, None] * (silu(left) * right @ mlp.experts.down_proj[e].T)
     return out[None]
 
 
@@ -128,12 +125,11 @@ def mixed(mlp, hidden, chosen):
     lambda route: route[:-1], lambda route: route[:, :2], lambda route: None, torch.zeros_like,
     lambda route: route.index_fill(0, torch.arange(3), 0)])  # one expert twice
 def test_routes_that_cannot_be_right_are_refused(spoil):
-    policy, rows = deep(), some_rows()
-    record(policy, rows)
-    length, route = len(rows[0].ids), rows[0].replay
-    policy.routing.check(route, length)
+    policy, (row,) = deep(), some_rows(1)
+    record(policy, [row])
+    policy.routing.check(row.replay, len(row.ids))
     with pytest.raises(ValueError, match="wrong routes"):
-        policy.routing.check(spoil(route), length)
+        policy.routing.check(spoil(row.replay), len(row.ids))
 
 
 # --------------------------------------------------------------------------------------- the update
@@ -175,17 +171,11 @@ def test_ratios_under_each_replay(replay, monkeypatch):
     monkeypatch.setattr(minirl, "micro_batches",  # one per mini-batch
                         lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))
     config = settled(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
-                           warmup_steps=0)
+                     warmup_steps=0)
     groups = groups_for()
-    with torch.no_grad():
-        for group in groups:
-            prompt = group.problem.prompt_ids
-            rows = [minirl.Row(
-                        ids=prompt + s.rollout.token_ids, prompt_length=len(prompt), mu_logprobs=[],
-                        coefficient=a, replay=s.rollout.routes if replay == "r3" else None)
-                    for s, a in group.kept if a]
-            with replaying(policy, rows):
-                first += token_logprobs(policy, rows)[0].tolist()
+    for group in groups:
+        rows = [row for row in minirl.rows_of_group(group, config) if row.coefficient]
+        first += logprobs(policy, rows).tolist()
     metrics = models_small.update(policy, *running.make_optimizer(policy, config), groups, config)
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)
@@ -206,8 +196,8 @@ def test_ratios_under_each_replay(replay, monkeypatch):
 
 # --------------------------------------------------------------------------------------- the engine
 def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
-    """Prompts of many lengths whose samples start and end at different moments. dropping:
-    twice everything that runs is dropped and begun anew, as when vLLM's cache is full."""
+    """Prompts of many lengths whose samples start and end at different moments. dropping: twice all
+    that runs is dropped and begun anew, as when vLLM's cache is full."""
     rng, steps = random.Random(0), 0
     prompts = [random_ids(rng.randint(2, 30), seed=i) for i in range(count)]
     waiting, found = list(itertools.product(range(count), range(6))), {}
