@@ -171,7 +171,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from parts.metrics import summarize
-from parts.policy import ATTENTION
+from parts.policy import adapted_layers
 from parts.routing_replay import is_supported
 from parts.models import load_tokenizer
 from parts.prompts import stop_ids
@@ -327,7 +327,8 @@ def make_trainer(own: TRL, flags: Flags, grader) -> AdaTrainer:
     args, engine = trl_settings(own, c), start_engine(c, start.model, start.stops)
     mixture = is_supported(start.model.config)
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules=ATTENTION if mixture else "all-linear")
+                      target_modules=adapted_layers(start.model.config) if mixture
+                      else "all-linear")
     torch.manual_seed(c.seed)  # the adapter's start, in all processes alike
     trainer = AdaTrainer(
         c, engine, start.train, grader, model=path, args=args, callbacks=[Keeper(own, c)],

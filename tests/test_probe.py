@@ -174,6 +174,8 @@ def test_a_number_that_is_none_ends_the_run(mine, theirs):
 @pytest.mark.parametrize("bounds, noise, mine, theirs, sound", [
     (EXACT, 0, 1e-6, 0, True),  # the last digits are no change
     (EXACT, 0, 5e-5, 0, False), (EXACT, 0, 1e-3, 0, False), (HALF, 1e-3, 1e-3, 1e-5, True),
+    (EXACT, 0, 10.6, 10.6 * 1.00018, True),  # what a sound 0.5 B model's trial adapter gave
+    (EXACT, 0, 0.1, 0.0997, False),  # the same gap after a small change is no rounding
     (HALF, 1e-3, 3e-3, 0, False), (HALF, 1e-3, 0.1, 0.094, True), (HALF, 1e-3, 0.1, 0.08, False),
     (HALF, 1e-3, 0.1, 0.12, False), (EIGHT, 1e-3, 0.5, 0.93 * 0.5, True),  # an fp8 cache had 0.93
     (EIGHT, 0.3, 1e-4, 0, False)])  # no change at all is no noise
