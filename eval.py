@@ -31,7 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ada_sampler import fill_missing
-from parts.config import (CommonFlags, check_numbers, given_in, in_one_sentence, parse_flags,
+from parts.config import (Auto, CommonFlags, check_numbers, given_in, in_one_sentence, parse_flags,
                           require_effect)
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, default_data,
                         default_template, digest, digest_of_prompts, is_own, keys_of,
@@ -68,7 +68,7 @@ class Flags(CommonFlags):
     """with --adapter: --model without the adapter answers the same problems, for comparison"""
     against: str = ""
     """folder of a finished evaluation of the same problems"""
-    out: str | None = None
+    out: Auto[str] = None
     """folder of this evaluation; default: runs/eval-MODEL-DATA-kK"""
 
     # ---- the samples
@@ -84,7 +84,7 @@ class Flags(CommonFlags):
     """decides the samples"""
 
     # ---- what it runs on
-    sync: Literal["adapter", "merge"] | None = None
+    sync: Auto[Literal["adapter", "merge"]] = None
     """the engine gets an adapter as it is (default on a GPU) or merged (default on a CPU)"""
     engine_memory: float = 0.85
     """share of the GPU's memory for the engine"""

@@ -11,7 +11,7 @@ import signal
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
@@ -53,6 +53,11 @@ EDITION = 5  # of config.json: a run is resumed by the edition that has started 
 
 
 # ------------------------------------------------------------------------------ the flags
+T = TypeVar("T")
+# A flag whose default depends on the model or the machine, as its help says
+Auto = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
+
+
 @dataclass(frozen=True)
 class CommonFlags:
     """What minirl.py and eval.py both have: the model, its problems, and how they are asked."""
@@ -60,18 +65,18 @@ class CommonFlags:
     model: str = "tiny"
     """tiny, tiny-moe, tiny-skills, or a model: Qwen2.5-Math-1.5B, a hub id (org/name), a folder; or
     runs/NAME, which is what that run has trained"""
-    data: str | None = None
+    data: Auto[str] = None
     """benchmarks, hub ids, files (.jsonl, .json, .parquet, .csv) or builtin problems, by commas"""
     columns: str = ""
     """QUESTION,ANSWER: the columns with problem and correct answer, if not found by themselves"""
     reward: str = ""
     """FILE.py:FUNCTION gives the reward instead of math-verify; then no answers are needed"""
-    template: str | None = None
+    template: Auto[str] = None
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
     chat, none"""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: Auto[int] = None
     """longer prompts are dropped and counted; default: 256, with larger models up to 1024"""
-    max_tokens: int | None = None
+    max_tokens: Auto[int] = None
     """longest response, in tokens; default: 64, of small models 40 or 160, of larger ones 3000"""
     stop: str = ""
     """TOKEN,...: further tokens that end a response, besides those that the model itself names"""
@@ -85,7 +90,7 @@ class Flags(SamplerConfig, CommonFlags):
     """
 
     # ---- what is trained
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    dtype: Auto[Literal["float32", "bfloat16", "float16"]] = None
     """precision of the frozen weights; default: float32 on a CPU, bfloat16 or float16 on a GPU"""
     lora_rank: int = 16
     """rank of the adapter, on all linear layers but the head (mixture of experts: attention)"""
@@ -93,21 +98,21 @@ class Flags(SamplerConfig, CommonFlags):
     """the adapter is scaled by lora_alpha / lora_rank"""
 
     # ---- which problems are held out
-    eval_data: str | None = None
+    eval_data: Auto[str] = None
     """held-out problems, named like --data; or held-out: a share of your own file (its default)"""
-    eval_questions: int | None = None
+    eval_questions: Auto[int] = None
     """held-out problems used, of each set of --eval-data; default: 100, with small models 72"""
-    eval_k: int | None = None
+    eval_k: Auto[int] = None
     """samples per held-out problem; default: 8, with small models 4"""
 
     # ---- which prompts get how many samples, and what a sample is compared with
-    batch_prompts: int | None = None
+    batch_prompts: Auto[int] = None
     """prompts per step; default: 24, with small models 16, with larger ones 32"""
-    M: int | None = None
+    M: Auto[int] = None
     """samples per round (ada-est, gvm: per prompt, on average); default: 8, with small models 4"""
     temperature: float = 1.0
     """sampling temperature, of trainer and engine alike"""
-    advantage: Literal["pool-mean", "leave-one-out", "group-std", "positives-only"] | None = None
+    advantage: Auto[Literal["pool-mean", "leave-one-out", "group-std", "positives-only"]] = None
     """what a reward is compared with; default: pool-mean, or group-std for grpo and cispo"""
 
     # ---- what the update maximises, of mu (engine), pi_old (trainer, same weights), pi_theta (now)
@@ -125,27 +130,27 @@ class Flags(SamplerConfig, CommonFlags):
     """with a positive advantage, too far is above 1 + eps_high"""
     mask: Literal["ratio", "dppo", "icepop"] = "ratio"
     """what --clip looks at (minirl): ratio; dppo: pi_theta - mu; icepop: ratio, and pi_old/mu"""
-    length_norm: Literal["constant", "response", "batch"] | None = None
+    length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """what token sums are divided by: constant, response (grpo's) or batch (cispo's) lengths"""
-    replay: Literal["none", "r2", "r3"] | None = None
+    replay: Auto[Literal["none", "r2", "r3"]] = None
     """experts reused from trainer (r2) or engine (r3); default: none, r2, r3 for 1, 2, 3+ steps"""
 
     # ---- how far the update goes
     mini_batches: int = 1
     """optimizer steps per sampled batch (N in MiniRL's paper); 1 = on-policy"""
-    lr: float | None = None
+    lr: Auto[float] = None
     """learning rate of AdamW on the LoRA weights; default: 1e-3, small models 3e-4, larger 2e-5"""
-    warmup_steps: int | None = None
+    warmup_steps: Auto[int] = None
     """the rate rises over so many optimizer steps; 0 = off; default: 5, with small models 2"""
     max_grad_norm: float = 1.0
     """gradients are scaled down to this norm (rare: the loss is divided by max_tokens); 0 = off"""
 
     # ---- how long it goes on, and what it leaves behind
-    steps: int | None = None
+    steps: Auto[int] = None
     """training steps; default: 100, of small models 20, of larger ones 200"""
     seed: int = 0
     """decides the order of the data, the adapter's start and what is sampled"""
-    name: str | None = None
+    name: Auto[str] = None
     """the run's folder is runs/NAME; default: made of model, sampler and seed"""
     resume: bool = False
     """continue the run of this name from its last checkpoint, if there is one"""
@@ -155,7 +160,7 @@ class Flags(SamplerConfig, CommonFlags):
     """a tracker that shows the run's logs"""
 
     # ---- what is looked at on the way
-    eval_every: int | None = None
+    eval_every: Auto[int] = None
     """steps between evaluations, besides first and last; 0 = none; default: 20, small models 10"""
     eval_first: bool = True
     """evaluate before step 1; otherwise the run cannot say at its end whether it is better"""
@@ -165,19 +170,19 @@ class Flags(SamplerConfig, CommonFlags):
     """prompts of each step whose samples are logged for explore.py: a number, or all"""
 
     # ---- what it runs on: nothing here changes what is optimised, except lower precision
-    sync: Literal["adapter", "merge"] | None = None
+    sync: Auto[Literal["adapter", "merge"]] = None
     """the engine gets new weights as an adapter (default on a GPU) or merged (default on a CPU)"""
     engine_memory: float = 0.45
     """share of the GPU's memory for the engine"""
     engine_sequences: int = 256
     """most responses that are written at the same time"""
-    rollout_dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = None
+    rollout_dtype: Auto[Literal["float32", "bfloat16", "float16", "fp8"]] = None
     """precision of the engine's weights; default: the same as --dtype"""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """precision of the engine's cache of keys and values; auto, for vLLM, is that of its weights"""
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
-    micro_tokens: int | None = None
+    micro_tokens: Auto[int] = None
     """tokens per forward and backward pass, padding included; default: by the memory"""
 
 
@@ -297,7 +302,8 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
     """
     names = {f.name for f in fields(cls)}
     usual = {name: value for name, value in dict(defaults).items() if name in names}
-    return tyro.cli(cls, args=argv, prog=prog, description=description, default=cls(**usual))
+    return tyro.cli(cls, args=argv, prog=prog, description=description, default=cls(**usual),
+                    config=(tyro.conf.DisallowNone,))
 
 
 @contextlib.contextmanager
