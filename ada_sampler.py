@@ -25,7 +25,7 @@ needed however the missing answers turn out. This changes when answers are drawn
     dapo         draw n; if all are right or all wrong, drop the prompt and try another one
     ada-pos      rounds of M until an answer is right; keep n, of both kinds if there are any
     ada-balance  rounds of M until n//2 answers are right and n - n//2 wrong; keep those (default)
-    ada-est      draw ~ 1/sqrt(p), p from earlier visits; keep all, weigh by this pool's 1/sqrt(p)
+    ada-est      draw ~ 1/sqrt(p) of earlier visits; keep all, weigh each by this pool's 1/sqrt(p)
     gvm          pilot answers estimate p; then draw where it lowers the gradient's variance most
 If you only want ada-balance, skip the last section, which serves ada-est and gvm. What happens to a
 prompt that is never solved: docs/sampling.md.
@@ -33,29 +33,29 @@ prompt that is never solved: docs/sampling.md.
 **Use it** in another trainer: this file needs only the standard library (examples/own_loop.py).
 `collect` takes an engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a
 grader with submit(key, problem, rollout) and result(key) -> verdict with .reward and .status.
-Rewards may be any number; NaN means that there is no verdict. Then call `set_advantages` for each.
+Rewards may be any number; NaN: no verdict. After `collect`, `set_advantages` keeps n of a group.
 
 Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.02391; DAPO is
-2503.14476. Symbols are theirs: n, M, N, tau, p (a prompt's pass rate).
+2503.14476. Symbols are theirs: n, M, N, p (a prompt's pass rate). Their tau is `threshold`.
 """
 import math
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Callable, Literal, NamedTuple
 
-# For the last section. ada-est: v3 gives no values, so these are this project's choice.
+# For ada-est. v3 gives no values, so these are this project's choice.
 EST_DECAY = 0.9  # what a visit leaves of a prompt's older counts
 EST_ALPHA, EST_BETA = 0.5, 0.5  # Beta prior of a pass rate (Jeffreys')
 EST_EPS = 0.01  # bounds 1/sqrt(p + eps) for a prompt that is never solved
-EST_MIN, EST_MAX = 2, 32  # draws of a prompt; ada-balance too draws at most 32
-# gvm: those of its released code.
+EST_MIN, EST_MAX = 2, 32  # draws of a prompt; by default ada-balance too draws at most 32
+# For gvm: the values of its released code.
 GVM_PILOTS = 8  # answers per prompt that estimate its pass rate
 GVM_ALPHA, GVM_BETA = 1e-3, 2.0  # see `allocate_gvm`: most go to a prompt of p = sqrt(alpha)
 
 
 # ---------------------------------------------------------------------------------------- the rules
 class Rule(NamedTuple):
-    """Everything that distinguishes one sampler from another, as numbers."""
+    """Everything that distinguishes one sampler from another, as data."""
 
     round_size: int  # answers in each of a prompt's rounds
     rows_per_prompt: int  # answers kept for the update (ada-est, gvm: on average)
@@ -160,7 +160,7 @@ class Sample:
 
     index: int  # its place in the prompt's pool: the order of drawing, never of finishing
     round: int  # 0, 1, ...
-    rollout: Any = None  # None while the engine is writing
+    rollout: Any = None  # None while the engine is writing, and one engine step longer: see `drive`
     reward: float = 0.0  # the grader's (where it failed: see `fill_missing`)
     status: str | None = None  # the grader's word for it; None before its verdict
     correct: bool = False  # reward > threshold
@@ -243,7 +243,7 @@ def pass_rate(pool: list[Sample]) -> float:
 
 
 def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) -> list[float]:
-    """Advantages of the kept answers: their rewards compared with those of the whole pool.
+    """Advantages of the kept answers: their rewards r compared with those of the whole pool of m.
 
     pool-mean       r - mean                no division by std: docs/objective.md#advantages
     leave-one-out   r - mean of the others  RLOO: unbiased for a fixed m; pool-mean is (m-1)/m of it
@@ -271,7 +271,7 @@ def row_weights(correct: list[bool], p_hat: float, rows_per_prompt: float, kind:
     the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
-        inv_p     "none", times 1/p                    v3 section 3.2 to the letter: about 1/(2p^2)
+        inv_p     "none", times 1/p                    v3 section 3.2; a hard prompt counts 1/(2p^2)
     """
     scale = 1.0
     if kind in ("log", "inv_p") and p_hat > 0:
@@ -295,11 +295,11 @@ def set_advantages(group: Group, config: SamplerConfig) -> None:
             return
         group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
-    group.baseline = mean(rewards)  # for the log: `advantages` subtracts the same mean
+    group.baseline = mean(rewards)  # for the log: `advantages` computes it again
     if group.outcome != RESOLVED and rule.drops:
         return
-    # n of each prompt, so that each counts the same however many it took to find them. Rules that
-    # allocate draws keep all: the number of a prompt's rows is its weight.
+    # n of each prompt, or one that took more rounds would have more rows. Rules that allocate draws
+    # keep all: there the number of a prompt's rows is its weight.
     group.kept = pool if rule.allocates else keep(pool, config.n)
     group.advantages = advantages([s.reward for s in group.kept], rewards, config.advantage)
     p = group.p_hat
@@ -323,7 +323,7 @@ def collect(
     estimator   ada-est: kept by the caller from step to step; updated here
     more        dapo: gives one further problem, or None if there is none. Their groups follow those
                 of `problems`; dropped ones are returned too, for they did cost draws
-    grad_norms  gvm: from groups with graded pilots to one G_i per group; without it, G_i = 1
+    grad_norms  gvm: takes the groups with graded pilots, gives G_i of each; without it, G_i = 1
 
     Raises ValueError for a config that cannot work, RuntimeError if the engine loses samples.
     """
@@ -396,7 +396,7 @@ class Collector:
             finished = list(self.engine.step()) if self.engine.busy else []
             for (i, index), rollout in finished:
                 self.grader.submit((i, index), self.groups[i].problem, rollout)
-            for (i, index), rollout in before:
+            for (i, index), rollout in before:  # only now do they count as finished
                 self.groups[i].pool[index].rollout = rollout
             for i in sorted({i for (i, _), _ in before}):
                 self.advance(self.groups[i])
@@ -427,7 +427,7 @@ class Collector:
         """Will the prompt stay open, whatever the missing answers turn out to be?"""
         rule = self.config.rule
         if missing >= max(rule.min_correct, rule.min_wrong):
-            return False  # the missing ones could complete the exit condition
+            return False  # whatever the others are, they could complete the exit condition
         self.read_verdicts(group)
         correct = sum(s.correct for s in group.pool)
         wrong = len(group.pool) - missing - correct

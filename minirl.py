@@ -3,25 +3,23 @@
     python minirl.py                              # trains the built-in tiny model, on a CPU
     python minirl.py --model Qwen2.5-Math-1.5B    # the real thing, on one GPU
 
-Read course/first_evening.py, then course/second_evening.py, then this file.
-
-What is different from PPO and GRPO, and why:
+What is different from PPO, from GRPO or from both, and why:
 
  1. There is no critic. The baseline is a mean of rewards, because an answer is judged at its end.
- 2. The number of answers per prompt is not fixed. A prompt is sampled in rounds until it has right
-    and wrong answers (ada_sampler.py), because equal rewards teach nothing.
+ 2. The number of answers per prompt is not fixed. A prompt is sampled in up to N rounds, until it
+    has right and wrong answers (ada_sampler.py), because equal rewards teach nothing.
  3. The baseline is the mean of all answers drawn for the prompt, not of the n that are kept for the
-    update: those were chosen half right, half wrong, so their mean says nothing.
- 4. The advantage is not divided by std, which would make hard and easy prompts count more.
+    update: of those half are right wherever possible, so their mean says nothing.
+ 4. The advantage is not divided by std: a single right answer among 512 would get 22.6.
  5. The loss sums over tokens and divides by a constant. If it divided by each answer's own length,
     a right answer would count more the shorter it is, and a wrong one less the longer it is.
- 6. The importance weight is pi_theta/mu, a number of at most 5 (Eq. 5, 7). PPO divides by pi_old,
-    but the vLLM engine, which sampled, gives other probabilities with the same weights.
- 7. Instead of PPO's min, a mask stops tokens that have moved far enough (Eq. 7). The min stops the
-    same ones, but leaves no place for a weight by mu.
+ 6. The importance weight is pi_theta/mu (Eq. 5, 7), without gradient and at most 5. PPO divides by
+    pi_old, but the vLLM engine, which sampled, gives other probabilities with the same weights.
+ 7. Instead of PPO's min, a mask stops tokens whose pi_theta/pi_old has moved far enough (Eq. 7).
+    The min stops the same ones, but weighs by that ratio, so only pi_old/mu could be capped.
  8. By default a batch makes one optimizer step. Then pi_theta is pi_old, nothing is masked, and in
     float32 the weight is 1, so what is left is REINFORCE with a baseline.
- 9. There is no KL penalty, entropy bonus or reference model, because neither paper has them.
+ 9. There is no KL penalty, reference model or entropy bonus (a paper's 1e-4 is 0 in its code).
 10. In a mixture of experts (MoE) the trainer can repeat the engine's choice of experts, because a
     small difference would send a token through other weights (parts/routing_replay.py).
 
@@ -30,8 +28,9 @@ Three policies matter, and small projects often confuse them:
     pi_old     the trainer with the same weights: differs from mu by kernels and precision only
     pi_theta   the trainer now
 
-A tensor with the suffix _T has one entry per token of all responses, without padding.
-Papers: Reinforce-Ada, arXiv 2510.04996, and MiniRL, arXiv 2512.01374.
+`policy` is the trainer's model: frozen weights with a LoRA adapter (parts/policy.py). A tensor with
+the suffix _T has one entry per response token of a row or micro-batch, without padding. Read before
+this: course/first_evening.py, course/second_evening.py. Papers: arXiv 2510.04996 and 2512.01374.
 """
 import contextlib
 import math
@@ -66,27 +65,27 @@ def main(flags: Flags) -> None:
     with open_grader(flags.reward, flags.threshold) as grader:
         run = prepare(flags, grader)  # settings, data, engine, policy; or the last checkpoint
         try_largest_batch(run)  # out of memory now, not in an hour
-        sync(run)
+        sync(run)  # a resumed run has an adapter already
         evaluate_if_due(run)  # before the first step
         for step in run.steps():
             groups, metrics = train_step(step, run)
             log_and_save(step, groups, metrics, run)  # logs, then a checkpoint (parts/folder.py)
             evaluate_if_due(run)
             update_bar(metrics, run)
-        close_run(run, bootstrap)
+        close_run(run, bootstrap)  # given, because parts/ imports no script
 
 
 # ------------------------------------------------------------------------------ one step
 def train_step(step: int, run: Run) -> tuple[list, dict]:
     """Sample, advantages, loss, optimizer step, sync. Returns the step's groups and metrics."""
     config, policy, seconds = run.config, run.policy, {}
-    rng = seed_all(config.seed, step, "training")  # seeds python, numpy and torch, and so vLLM
-    with timed(seconds, "sample"):
+    rng = seed_all(config.seed, step, "training")  # seeds torch and numpy, and so vLLM
+    with timed(seconds, "sample"):  # sets seconds["seconds_sample"]
         groups = sample(run)
         for group in groups:
             # n answers are kept. Their advantage is the reward minus the mean of the whole pool.
             set_advantages(group, config)
-    with timed(seconds, "train"):
+    with timed(seconds, "train"):  # with --sleep the engine gives up its GPU memory meanwhile
         run.engine.sleep()
         threads().look()  # on a CPU: fewer threads beside busy processes
         mini_batches = split_into_mini_batches(groups, config, rng)
@@ -143,14 +142,14 @@ def evaluate_if_due(run: Run) -> None:
     rows = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
         temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}")
-    run.engine.clear_cache()  # a resumed run has no cached keys either
+    run.engine.clear_cache()  # or a resumed run, whose cache is empty, would round differently
     record_evaluation(rows, report_by_set(rows, config.eval_k, config.eval_data), run)
 
 
 # ------------------------------------------------------------------------------ the update
 @dataclass(kw_only=True)
 class Row(Sequence):
-    """A kept answer of T tokens as the update sees it, and what the update computes of it."""
+    """A kept answer: `ids`, `prompt_length`, `length` (T) of Sequence, and the update's numbers."""
 
     mu_logprobs: list[float]  # [T] in nats, the engine's
     coefficient: float  # advantage times row weight: the factor of grad log pi
@@ -188,6 +187,7 @@ def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> lis
 
 
 def rows_of_group(group, config: Settings) -> list[Row]:
+    """The rows of a group's kept answers. Each answer keeps its own as `row`, for the log."""
     prompt = group.problem.prompt_ids
     for s, coefficient in group.rows():
         routes = s.rollout.routes  # MoE only
@@ -200,8 +200,7 @@ def rows_of_group(group, config: Settings) -> list[Row]:
 
 def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
     """log pi_old of every row, before the first optimizer step of the batch."""
-    # In the micro-batches of `accumulate`: in low precision a row rounds differently beside other
-    # rows, and r would not start at 1.
+    # With the micro-batches of `accumulate`, or in low precision r would not start at 1.
     for micro in micro_batches(rows, tokens_at_once(policy, rows, config.micro_tokens)):
         with torch.no_grad(), replaying(policy, micro):  # replaying: MoE only
             lp_T, _ = token_logprobs(policy, micro, config.temperature)  # [T] in nats
@@ -220,7 +219,7 @@ def accumulate(policy, rows: list[Row], config: Settings) -> float:
         mu_T = torch.tensor([x for row in micro for x in row.mu_logprobs], device=device)  # [T]
         lengths = torch.tensor([row.length for row in micro], device=device)  # [rows]
         factors = torch.tensor([(row.coefficient, row.norm) for row in micro], device=device)
-        advantage_T, norm_T = factors.repeat_interleave(lengths, dim=0).unbind(1)  # [T], [T]
+        advantage_T, norm_T = factors.repeat_interleave(lengths, dim=0).unbind(1)  # A, 1/divisor
         with replaying(policy, micro):  # MoE only; also backward, which recomputes
             lp_T, entropy_T = token_logprobs(policy, micro, config.temperature)  # in nats
             if config.mini_batches == 1:
@@ -255,7 +254,8 @@ def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
 def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
     """Per-token terms of the objective, to be summed over tokens and maximised.
 
-        minirl  M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta              Eq. 7
+        minirl  M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta              Eq. 7 with its cap
+                M_t = 0 if A > 0 and r > 1 + eps_high, or A < 0 and r < 1 - eps_low; else 1
         grpo    min(r A, clip(r) A)                      r = pi_theta/pi_old    appendix A
         cispo   sg[clip(r)] * A * log pi_theta                                  appendix A
 
@@ -291,7 +291,7 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
 
 
 def importance_weight(lp_T, old_T, mu_T, kind: str):
-    """sg[pi_theta/mu] = sg[pi_old/mu * pi_theta/pi_old]; or the second factor; or 1. [T]"""
+    """full: sg[pi_old/mu * pi_theta/pi_old] (Eq. 5); staleness: the second factor; none: 1. [T]"""
     if kind == "full":
         return (lp_T - mu_T).exp().detach()
     if kind == "staleness":
@@ -301,7 +301,7 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
 
 def set_norms(rows: list[Row], config: Settings) -> None:
     """Set `row.norm` to 1 / (responses * length). Why these two: docs/objective.md#the-divisor"""
-    # An average is taken, because ada-est and gvm give important prompts more rows.
+    # The average, or dividing would take back that ada-est and gvm give some prompts more rows.
     responses = len(rows) / config.mini_batches
     length = config.max_tokens
     if config.length_norm == "batch":  # the mean length of the batch's responses
@@ -316,10 +316,10 @@ def set_norms(rows: list[Row], config: Settings) -> None:
 def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
     """DPPO's and IcePop's mask, [T], for comparison: docs/objective.md#other-masks"""
     if config.mask == "icepop":
-        low, high = ICEPOP_BOUNDS  # besides: where engine and trainer disagree
+        low, high = ICEPOP_BOUNDS  # it also stops where engine and trainer disagree
         mismatch_T = (old_T - mu_T).exp()
         return mask_T * ((mismatch_T >= low) & (mismatch_T <= high))
-    # A ratio soon doubles a rare token, so DPPO takes the difference of the probabilities.
+    # A rare token's ratio soon doubles, so DPPO takes the difference of the probabilities.
     moved_T = lp_T.detach().exp() - mu_T.exp()
     too_far_T = torch.where(advantage_T > 0, moved_T > DPPO_DELTA, moved_T < -DPPO_DELTA)
     return (~too_far_T).to(mask_T)

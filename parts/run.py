@@ -223,7 +223,10 @@ def try_largest_batch(run: Run) -> None:
 
 
 def seed_all(*parts) -> random.Random:
-    """Seed every generator from (seed, step, phase), so that no phase depends on an earlier one."""
+    """Seed torch and numpy from (seed, step, phase), so that no phase depends on an earlier one.
+
+    Returns a generator for what Python draws.
+    """
     rng = random.Random("/".join(map(str, parts)))
     seed_everything(rng)
     return rng
