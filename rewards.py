@@ -17,7 +17,7 @@ With --reward, the user's own function takes the place of all this (docs/rewards
 """
 import argparse
 import functools
-import os
+import importlib.util
 import re
 from concurrent.futures import Future
 
@@ -29,7 +29,7 @@ from verifier.answers import (
     take_choice, take_domain, without_set_braces, words)
 from verifier.spelling import is_noun, normalize, plain_characters, squeeze
 
-EQUALITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "verifier", "equality.py")
+EQUALITY = importlib.util.find_spec("verifier.equality").origin  # its file, without importing it
 MAX_CHARS = 1000  # longer answers are compared as strings only
 # Each notation and each kind of comparison that math-verify meets for the first time costs it up to
 # 0.1 s. These are met once, before any question.

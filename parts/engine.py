@@ -190,12 +190,17 @@ class Engine:
             self.reload(merged_weights(policy))
         else:
             self.load_adapter(policy)
+            self.close_gaps()
 
     def reload(self, weights) -> None:
         """Take over these weights, (Hugging Face name, tensor) each, after `clear_cache`."""
         self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
+        self.close_gaps()
+
+    def close_gaps(self) -> None:
+        """Give back what is free between buffers, which can be 1 GB on a CPU."""
         if self.on_cpu:
-            ctypes.CDLL(None).malloc_trim(0)  # else up to 1 GB stays in gaps between buffers
+            ctypes.CDLL(None).malloc_trim(0)
 
     def clear_cache(self) -> None:
         """Drop cached keys and values. Raises RuntimeError if that cannot be done."""

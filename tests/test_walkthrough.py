@@ -110,7 +110,7 @@ def test_from_top_to_bottom_in_a_kernel(tmp_path):
     import nbformat
 
     for entry in ("minirl.py", "ada_sampler.py", "rewards.py", "verifier", "eval.py", "parts",
-                  "models", "course"):
+                  "explorer", "models", "course"):
         (tmp_path / entry).symlink_to(ROOT / entry)  # its runs/ must not be the user's
     notebook = nbformat.read(FILE, as_version=4)
     (prepare,) = [cell for cell in notebook.cells if "STEPS = 20" in cell.source]
