@@ -30,7 +30,8 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
     "cispo": ("group-std", "batch"),
 }
 # The page of explore.py reads these too.
-CLIPS = {  # what --clip bounds: which tokens have a gradient (the mask), their terms, their weights
+# What --clip bounds: which tokens have a gradient (the mask), terms, weights, or nothing.
+CLIPS = {
     "minirl": "mask",
     "grpo": "term",
     "cispo": "weight",
@@ -260,6 +261,8 @@ def effects(c: Flags) -> list[tuple[str, bool, str]]:
     return [
         ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
         ("importance weight_cap mask", c.objective == "minirl", f"with objective {c.objective}"),
+        ("clip eps_low eps_high", CLIPS.get(c.objective) != "nothing",
+         f"with objective {c.objective}"),
         ("weight_cap", c.importance != "none", "with importance none: every token weighs 1"),
         ("clip eps_low eps_high", c.mini_batches > 1,
          "with one mini-batch, because pi_theta is pi_old and nothing has moved"),

@@ -6,8 +6,9 @@ import runpy
 
 import pytest
 
+from ada_sampler import RULES
 from helpers import ROOT
-from parts.config import parse
+from parts.config import OBJECTIVES, parse
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
          *sorted((ROOT / "course").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
@@ -31,6 +32,17 @@ def test_links_lead_somewhere(page):
                                      or anchor in anchors(target))):
             dead.append(link)
     assert dead == []
+
+
+@pytest.mark.parametrize("flag, names, page, file", [
+    ("sampler", RULES, "docs/sampling.md", "ada_sampler.py"),
+    ("objective", OBJECTIVES, "docs/objective.md", "minirl.py")])
+def test_every_rule_and_objective_is_described(flag, names, page, file):
+    text, code = (ROOT / page).read_text(), (ROOT / file).read_text()
+    for name in names:
+        assert f"`--{flag} {name}" in text, f"describe `--{flag} {name}` in {page}"
+        assert re.search(rf"^ +{name}  ", code, re.M), (
+            f"add {name} to the list of {flag}s in a docstring of {file}")
 
 
 def test_every_module_says_what_would_be_lost_without_it():

@@ -12,7 +12,7 @@ from ada_sampler import RULES, Group, Sample, set_advantages
 from explore import OF_TOKENS
 from minirl import Row, objective, train_step
 from models import make
-from parts.config import OBJECTIVES
+from parts.config import CLIPS, OBJECTIVES
 from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
                            why_broken)
 from parts.policy import START_SCALE
@@ -130,8 +130,11 @@ def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
     minis = metrics["optimizer_steps"]
     assert {s["mini"] for s in trained(rows)} == set(range(minis)) and minis == config.mini_batches
     assert abs(metrics["loss"] + whole / minis) < 1e-6 * size
-    if settings.get("mini_batches") and config.clip and config.objective != "cispo":
-        assert any("0" in s["mask"] for s in trained(rows))  # or this would show little
+    if settings.get("mini_batches") and config.clip:
+        masks = CLIPS[config.objective] in ("mask", "term")
+        assert any("0" in s["mask"] for s in trained(rows)) == masks, (
+            f"say in CLIPS (parts/config.py) what --clip bounds with {config.objective}: here it "
+            f"{'masks no token' if masks else 'masks tokens'}")
     assert all(("agrees" in s) == ("replay" in settings) for s in trained(rows))
 
 

@@ -11,7 +11,7 @@ import minirl
 from minirl import Row, objective
 from models_small import (gradients_of, plain_logprobs, policy, random_groups, tiny_policy,
                           update)
-from parts.config import OBJECTIVES, Settings
+from parts.config import CLIPS, OBJECTIVES, Settings
 from parts.logprobs import Sequence
 from parts.metrics import diagnostics
 from parts.run import make_optimizer
@@ -80,6 +80,8 @@ def test_gradient_is_mask_times_weight_times_advantage(settings):
 
 
 def test_each_objective_brings_its_advantage_and_length_normalisation():
+    assert CLIPS.keys() == OBJECTIVES.keys(), (
+        "say in CLIPS (parts/config.py) what --clip bounds with each objective")
     papers = dict(minirl=("pool-mean", "constant"), grpo=("group-std", "response"),
                   cispo=("group-std", "batch"))
     for name in OBJECTIVES:
