@@ -286,6 +286,7 @@ def before_training(own: TRL, flags: Flags, grader) -> SimpleNamespace:
 
     Raises SystemExit, one sentence, for what cannot work, before the engine is started.
     """
+    PartialState(cpu=build_for_cpu())  # joins the other processes, or the broadcast reaches none
     if FIRST:
         start = before_the_engine(flags, grader)
         folders.write_safely(start.folder / "trl.json", json.dumps(asdict(own)))
