@@ -229,6 +229,14 @@ def with_lengths(*lengths):
     return Engine(length=lambda rng, correct: next(rest, 2))
 
 
+@pytest.mark.parametrize("correct, wrong, rounds, outcome", [
+    (8, 0, 1, ada.TOO_FEW_WRONG), (7, 1, 1, ada.OPEN), (0, 8, 1, ada.OPEN),
+    (31, 1, 4, ada.TOO_FEW_WRONG), (6, 2, 1, ada.RESOLVED)])
+def test_only_a_prompt_without_a_wrong_answer_ends_early(correct, wrong, rounds, outcome):
+    config = SamplerConfig(n=4, M=8, N=4, max_rounds_all_correct=1)
+    assert ada.exit_test(correct, wrong, rounds, config) == outcome
+
+
 @pytest.mark.parametrize("cfg, p", [
     (config(N=2), 0.0), (config(N=2), 1.0), (config(n=5, N=2), 0.0)])
 def test_a_round_opens_early_exactly_when_it_is_certain(cfg, p):

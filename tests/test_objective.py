@@ -150,6 +150,10 @@ def test_which_groups_share_a_mini_batch_is_drawn_and_none_is_split():
         return [Counter(tuple(row.ids[:row.prompt_length]) for row in rows) for rows in split]
 
     assert dealt(0) == dealt(0) != dealt(1)
+    norms = {row.norm for rows in minirl.split_into_mini_batches(groups, config, random.Random(0))
+             for row in rows}
+    answers = sum(len(group.rows()) for group in groups) / 4  # of a mini-batch, on average
+    assert [*norms] == [pytest.approx(1 / (answers * 20))]
     rows = [(tuple(group.problem.prompt_ids), sum(a != 0 for _, a in group.rows()))
             for group in groups]
     assert sorted(pair for counts in dealt(0) for pair in counts.items()) == sorted(
