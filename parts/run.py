@@ -487,16 +487,22 @@ def say_how_to_resume(flags: Flags):
     Ctrl-C and SIGTERM end it as sys.exit does, so temporary folders are removed. The exit code
     tells a scheduler that it is not done.
     """
-    for number in STOPS:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    on_signal(lambda number, _: sys.exit(128 + number))
     with quiet_end():
         try:
             yield
         except (SystemExit, Exception) as error:
+            on_signal(signal.SIG_IGN)  # torchrun's SIGTERM comes while a process tells its error
             words, code = why_it_ended(error)
             if words:
                 print(f"\n{words}; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
+            on_signal(signal.SIG_DFL)  # from here on a signal may end what is left
             raise SystemExit(code) from None
+
+
+def on_signal(handler) -> None:
+    for number in STOPS:
+        signal.signal(number, handler)
 
 
 def why_it_ended(error: BaseException) -> tuple[str, object]:

@@ -184,6 +184,16 @@ def test_however_a_run_ends_it_says_what_is_saved(
     assert ("Traceback" in said) == isinstance(how, RuntimeError) and closed == [True]
 
 
+def test_a_launchers_signal_does_not_cut_the_words_short(monkeypatch, capsys, handlers):
+    """torchrun sends SIGTERM to all when one process has died, and each has an error by then."""
+    monkeypatch.setattr(running.traceback, "print_exception",
+                        lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended, running.say_how_to_resume(settled(name="mine")):
+        raise RuntimeError("Connection closed by peer")
+    assert ended.value.code == 1 and "RuntimeError; nothing was saved" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # nothing is left to be said
+
+
 @pytest.mark.parametrize("out, said", [
     (io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "\\u6570\n"), (io.StringIO(), "\u6570\n")])
 def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out, said):
