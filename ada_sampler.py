@@ -28,7 +28,7 @@ needed however the missing answers turn out. This changes when answers are drawn
     ada-est      draw ~ 1/sqrt(p) of earlier visits; keep all, weigh each by this pool's 1/sqrt(p)
     gvm          pilot answers estimate p; then draw where it lowers the gradient's variance most
 If you only want ada-balance, skip the last section, which serves ada-est and gvm. What happens to a
-prompt that is never solved: docs/sampling.md.
+prompt that is never solved: docs/method.md.
 
 **Use it** in another trainer: this file needs only the standard library (examples/own_loop.py).
 `collect` takes an engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a
@@ -245,7 +245,7 @@ def pass_rate(pool: list[Sample]) -> float:
 def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) -> list[float]:
     """Advantages of the kept answers: their rewards r compared with those of the whole pool of m.
 
-    pool-mean       r - mean                no division by std: docs/objective.md#advantages
+    pool-mean       r - mean                no division by std: docs/method.md#advantages
     leave-one-out   r - mean of the others  RLOO: unbiased for a fixed m; pool-mean is (m-1)/m of it
     group-std       (r - mean) / std        GRPO: std with m - 1 in the denominator
     positives-only  max(r, 0)               RAFT

@@ -11,8 +11,8 @@ pass@k  the chance that at least one of k samples is right; unbiased (arXiv 2107
         independent. An interval from single samples would be several times too narrow.
 
 A score says nothing without its protocol: the template alone moves Qwen2.5-Math-1.5B from 33 % to
-62 % on MATH-500 (docs/evaluation.md). So the protocol is printed and stored with every result. The
-same command continues an interrupted evaluation.
+62 % on MATH-500 (docs/after_training.md). So the protocol is printed and stored with every result.
+The same command continues an interrupted evaluation.
 
 Results are computed of rows `in_order`: question after question, k samples each. Arrays with the
 suffix _Q have one entry per question.

@@ -300,7 +300,7 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
 
 
 def set_norms(rows: list[Row], config: Settings) -> None:
-    """Set `row.norm` to 1 / (responses * length). Why these two: docs/objective.md#the-divisor"""
+    """Set `row.norm` to 1 / (responses * length). Why these two: docs/method.md#the-divisor"""
     # The average, or dividing would take back that ada-est and gvm give some prompts more rows.
     responses = len(rows) / config.mini_batches
     length = config.max_tokens
@@ -314,7 +314,7 @@ def set_norms(rows: list[Row], config: Settings) -> None:
 
 # ------------------------------------------------------------------------------ beyond the paper
 def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
-    """DPPO's and IcePop's mask, [T], for comparison: docs/objective.md#other-masks"""
+    """DPPO's and IcePop's mask, [T], for comparison: docs/method.md#other-masks"""
     if config.mask == "icepop":
         low, high = ICEPOP_BOUNDS  # it also stops where engine and trainer disagree
         mismatch_T = (old_T - mu_T).exp()

@@ -12,7 +12,7 @@ from parts.text import shown
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
-# (kind of drawing, title, unit, {key in metrics.jsonl: label}); docs/runs.md explains each title
+# (kind of drawing, title, unit, {key in metrics.jsonl: label}); titles: docs/learning.md
 PANELS = (
     ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),

@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens: from hidden states, a chunk of tokens at a time.
 
 The trainer reads the token ids that the engine sampled, the end token included, at the engine's
-temperature, and computes logits in float32. What breaks otherwise: docs/logprobs.md
+temperature, and computes logits in float32. What breaks otherwise: docs/runs.md
 """
 from dataclasses import dataclass
 

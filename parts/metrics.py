@@ -1,7 +1,7 @@
 """What the numbers of a step say: rows for the logs, warnings, reasons to end the run.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
-prompt, with every sample and its tokens' numbers (docs/explore.md explains the columns). To read
+prompt, with every sample and its tokens' numbers (docs/runs.md explains the columns). To read
 some of it without the page:
 
     jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
