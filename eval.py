@@ -31,15 +31,15 @@ import numpy as np
 from tqdm import tqdm
 
 from ada_sampler import fill_missing
-from parts.config import (Auto, CommonFlags, check_numbers, given_in, in_one_sentence, parse_flags,
-                          require_effect)
+from parts.config import (Auto, CommonFlags, check_numbers, common_effects, given_in,
+                          in_one_sentence, parse_flags, require_effect)
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, default_data,
                         default_template, digest, digest_of_prompts, is_own, keys_of,
                         load_problems, load_sets, still_held_out)
 from parts.folder import (FREE, append, digest_of, keep_rows, open_folder, read_json, read_rows,
                           require_folder, write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts, require_function
-from parts.machine import Machine, build_for_cpu, this_machine
+from parts.machine import Machine, this_machine
 from parts.models import (TINY, Model, find_model, load_tokenizer, require_context,
                           require_weights, resolve_model)
 from parts.prompts import add_prompts, require_embedded, stop_ids
@@ -117,11 +117,8 @@ def check(c: Flags, usual: dict) -> None:
     """Raises ValueError, one sentence, for what cannot work."""
     check_numbers(replace(c, temperature=c.temperature or 1.0))  # 0 is greedy here
     columns = c.data == HELD_OUT or bool(c.data) and is_own(c.data)
-    require_effect(given_in(c, usual), [
-        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
-        ("columns", columns, "where the columns of data are known"),
-        ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder"),
-        ("engine_memory", not build_for_cpu(), "without a GPU")])
+    require_effect(given_in(c, usual), common_effects(c, columns) + [
+        ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder")])
     if c.temperature == 0 and c.k > 1:
         raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
     if c.base and c.against:

@@ -255,11 +255,19 @@ def unread(c: SamplerConfig) -> set[str]:
     return {name for row in RULES.values() for name in row.reads} - {*RULES[c.sampler].reads}
 
 
+def common_effects(c: CommonFlags, any_columns: bool) -> list[tuple[str, bool, str]]:
+    """When a setting that eval.py has too has an effect. `any_columns`: not all are known."""
+    return [
+        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
+        ("columns", any_columns, "where the columns of all problems are known"),
+        ("engine_memory sleep", not build_for_cpu(),
+         "without a GPU, where VLLM_CPU_KVCACHE_SPACE sets the engine's cache")]
+
+
 def effects(c: Flags) -> list[tuple[str, bool, str]]:
     """When a setting has an effect, and why it has none. Needs no model and no data."""
     data = ",".join(name for name in (c.data, c.eval_data) if name)
-    return [
-        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
+    return common_effects(c, bool(data) and is_own(data)) + [
         ("importance weight_cap mask", c.objective == "minirl", f"with objective {c.objective}"),
         ("clip eps_low eps_high", CLIPS.get(c.objective) != "nothing",
          f"with objective {c.objective}"),
@@ -269,10 +277,7 @@ def effects(c: Flags) -> list[tuple[str, bool, str]]:
         ("replay", c.mini_batches > 1 or c.replay != "r2",
          "with one mini-batch, because there is no pi_old pass to repeat"),
         ("eps_low eps_high mask", c.clip, "without clip"),
-        ("eps_low eps_high", c.mask != "dppo", "with mask dppo, which looks at differences"),
-        ("columns", bool(data) and is_own(data), "where data and eval_data have known columns"),
-        ("engine_memory sleep", not build_for_cpu(),
-         "without a GPU, where VLLM_CPU_KVCACHE_SPACE sets the engine's cache")]
+        ("eps_low eps_high", c.mask != "dppo", "with mask dppo, which looks at differences")]
 
 
 def check_sampler(c: SamplerConfig) -> None:

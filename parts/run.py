@@ -454,8 +454,10 @@ def show_gain(run: Run, bootstrap) -> bool:
               f"{difference(one, unit_of(reward))}. {verdict(one, 'before the training')}")
         fallen |= direction(one) == "worse"
     if not changes:
+        first = any(row["step"] == 0 for row in read_rows(run.folder / "answers.jsonl"))
+        lacking = f"after step {run.state['step']}" if first else "before step 1 (--no-eval-first)"
         print("whether the model is better than before the training cannot be said, because "
-              "answers.jsonl lacks the evaluation before step 1 (--no-eval-first) or the last one; "
+              f"answers.jsonl has no evaluation {lacking}; "
               f"{python()} eval.py --adapter {run.folder} --base compares it with its base model")
     return fallen
 

@@ -406,11 +406,13 @@ def test_a_run_is_known_by_what_it_was_started_with(
 
 # ------------------------------------------------------------------------------ ended
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
-    for step, more in ((30, 200), (150, 300)):
+    for step, more, lacking in ((30, 200, "before step 1 (--no-eval-first); "),
+                                (150, 300, "after step 150; ")):
         run.state["step"], run.config = step, replace(run.config, steps=step)
         running.close_run(run, bootstrap)
+        answered(run, 0, a=[0.5])
         compared, _, look, go_on = capsys.readouterr().out.splitlines()
-        assert "cannot be said, because answers.jsonl lacks" in compared
+        assert f"cannot be said, because answers.jsonl has no evaluation {lacking}" in compared
         assert f"eval.py --adapter {run.folder} --base compares it with its base" in compared
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
