@@ -215,7 +215,8 @@ SPARE = 0.9  # share of the free memory that a run may take; graders and others 
 def fit_in_memory(settings, model, free: int) -> int:
     """Tokens per pass: --micro-tokens, or as many as `free` bytes allow, up to MOST.
 
-    `model` may be empty. Raises SystemExit, one sentence, if the run would not fit.
+    Where rows share a beginning, `tokens_at_once` (parts/logprobs.py) makes more of them. `model`
+    may be empty. Raises SystemExit, one sentence, if the run would not fit.
     """
     context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
     (fixed, token), free = bytes_needed(settings, model), SPARE * free
