@@ -276,8 +276,8 @@ def drop_older(folder: Path, keep_every: int) -> None:
     """
     *others, newest = checkpoints(folder)
     for older in others[:-1]:
-        kept = keep_every and step_of(older) % keep_every == 0
-        if not kept and step_of(older) > step_of(newest) - LAST_STEPS:
+        for_good = keep_every and step_of(older) % keep_every == 0
+        if not for_good and step_of(older) > step_of(newest) - LAST_STEPS:
             remove(older)
 
 

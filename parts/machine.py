@@ -187,18 +187,18 @@ def taken() -> tuple[float, float, float]:
 
     A lower priority gives way, so it is not counted.
     """
-    everybody, own, me = psutil.cpu_times(), 0.0, psutil.Process()
-    for process in (me, *me.children(recursive=True)):  # the graders are its own
+    everybody, ours, me = psutil.cpu_times(), 0.0, psutil.Process()
+    for process in (me, *me.children(recursive=True)):  # with its graders
         with contextlib.suppress(psutil.NoSuchProcess):
-            own += sum(process.cpu_times()[:4])  # and what its ended children have taken
+            ours += sum(process.cpu_times()[:4])  # and what its ended children have taken
     lower = everybody.nice if os.nice(0) > 0 else 0.0  # unless this program has one itself
-    return time.monotonic(), everybody.user + everybody.system + lower, own
+    return time.monotonic(), everybody.user + everybody.system + lower, ours
 
 
 def threads_beside(before: tuple, now: tuple, cores: int, most: int) -> int:
     """As many threads as others have left cores between two answers of `taken`: 1 to `most`."""
-    seconds, everybody, own = (end - start for start, end in zip(before, now))
-    others = (everybody - own) / seconds  # cores
+    seconds, everybody, ours = (end - start for start, end in zip(before, now))
+    others = (everybody - ours) / seconds  # cores
     return max(1, min(most, cores - math.ceil(others - IN_THE_WAY)))
 
 

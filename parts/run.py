@@ -34,7 +34,7 @@ from parts.machine import build_for_cpu, out_of_memory
 from parts.metrics import PATIENCE, group_row, watch
 from parts.models import Model, load_tokenizer, require_weights
 from parts.policy import load_policy
-from parts.probe import Probe, limits
+from parts.probe import Probe, tolerances
 from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids
 from parts.provenance import (base_of, note_start, own_files, read_config, require_same,
                               run_named)
@@ -202,10 +202,10 @@ def make_optimizer(policy, config: Settings):
 def start_probe(config: Settings, engine: Engine, policy, held_out: list) -> Probe:
     """The probe, with texts that the engine writes now, from the base weights."""
     seed_all(config.seed, "probe")
-    bounds = limits(
+    bounds = tolerances(
         config.dtype, config.rollout_dtype, config.kv_cache_dtype, bool(policy.routing))
     # - 1: vLLM adds a token to a text that it scores.
-    return Probe(engine, policy, held_out[:64], limits=bounds,
+    return Probe(engine, policy, held_out[:64], tolerances=bounds,
                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
 
 

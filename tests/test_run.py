@@ -519,11 +519,11 @@ def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, m
     assert started == own | dict(
         max_model_len=context, dtype="bfloat16", sync_mode="adapter", memory_share=0.3,
         max_num_seqs=7, stop_token_ids=[0], routes=False, architecture=known_model("tiny").config)
-    monkeypatch.setattr(running, "limits", lambda *asked: asked)
+    monkeypatch.setattr(running, "tolerances", lambda *asked: asked)
     monkeypatch.setattr(running, "Probe", lambda *given, **how: (given, how, torch.rand(1)))
     policy, held_out = SimpleNamespace(routing=None), [*range(99)]
     (found, how, state), (*_, again) = (
         running.start_probe(config, "engine", policy, held_out) for _ in range(2))
     assert found == ("engine", policy, held_out[:64]) and state == again  # of a resumed run too
-    assert how == dict(limits=("float32", "bfloat16", "fp8", False), temperature=0.5,
+    assert how == dict(tolerances=("float32", "bfloat16", "fp8", False), temperature=0.5,
                        max_tokens=max(1, max_tokens - 1))
