@@ -10,7 +10,7 @@ KEYS = {"name", "age", "city"}
 
 
 def score(problem: dict, completion: str) -> float:
-    """0 if it is no JSON object with these keys, otherwise 0.4 and 0.2 more for each right value."""
+    """0 if it is no JSON object with these keys; else 0.4, and 0.2 more for each right value."""
     try:
         answer = json.loads(completion)
     except ValueError:  # raised here, it would count as a failure of this function
