@@ -3,10 +3,11 @@ gallery from what its build.py would write today."""
 import json
 import re
 import runpy
+from xml.etree import ElementTree
 
 import pytest
 
-from ada_sampler import RULES
+from ada_sampler import OPEN, RULES, Group, Sample, SamplerConfig, exit_test, set_advantages
 from helpers import ROOT
 from parts.config import OBJECTIVES, parse
 
@@ -23,7 +24,7 @@ def anchors(page) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     dead = []
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
@@ -61,7 +62,7 @@ def test_the_map_leads_to_functions_that_exist():
     section = README.split("## From paper to line")[1].split("\n## ")[0]
     code = "\n".join((ROOT / name).read_text() for name in (
         "minirl.py", "ada_sampler.py", "parts/metrics.py", "parts/routing_replay.py"))
-    rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][2:]
+    rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][1:]
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     known = set(re.findall(r"^(?:def|class) (\w+)|^    (\w+_T) = ", code, re.M))
     assert len(names) >= 12 and names - {name for pair in known for name in pair} == set(), (
@@ -105,6 +106,43 @@ def test_what_a_page_names_is_there(page):
 
 def blocks_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+
+
+def test_each_number_of_the_picture_of_the_rounds_follows_from_the_rule():
+    """docs/rounds.svg: rounds, pool, kept answers and advantages, by ada_sampler.py's defaults."""
+    picture = ElementTree.parse(ROOT / "docs/rounds.svg").getroot()
+    config, names = SamplerConfig(), {"g": "{http://www.w3.org/2000/svg}g"}
+    assert f"M = {config.M} answers" in (said := "".join(picture.itertext()))
+    assert f"N = {config.N} rounds" in said and f"n = {config.n} answers are kept" in said
+
+    def marks(part):
+        return [use.get("href") == "#right" for use in part.iter(names["g"][:-1] + "use")]
+
+    prompts = [g for g in picture.iter(names["g"]) if g.get("id")]
+    assert len(prompts) == 4
+    for prompt in prompts:
+        parts = [(part.get("class"), part) for part in prompt.iter()]
+        rounds = [marks(part) for name, part in parts if name == "round"]
+        drawn = [mark for one in rounds for mark in one]
+        group = Group(0, None, [Sample(i, i // 8, reward=float(right), correct=right)
+                                for i, right in enumerate(drawn)], outcome=OPEN)
+        for t in range(1, len(rounds) + 1):
+            right = sum(drawn[:config.M * t])
+            outcome = exit_test(right, config.M * t - right, t, config)
+            assert len(rounds[t - 1]) == config.M and (outcome == OPEN) == (t < len(rounds))
+        set_advantages(group, config)
+        (pool,) = [part.text for name, part in parts if name == "pool"]
+        (kept,) = [marks(part) for name, part in parts if name == "kept"]
+        assert pool == f"{sum(drawn)} of {len(drawn)}"
+        assert kept == [s.correct for s in group.kept]
+        for name, right in (("if-right", True), ("if-wrong", False)):
+            said = [float(part.text.replace("−", "-")) for key, part in parts if key == name]
+            true = {round(a, 3) for s, a in zip(group.kept, group.advantages) if s.correct == right}
+            assert {*said} == true
+    # The sentence about uniform sampling: only the second prompt's first four answers differ.
+    first = [marks(next(part for part in prompt.iter() if part.get("class") == "round"))[:4]
+             for prompt in prompts]
+    assert [len({*four}) for four in first] == [1, 2, 1, 1]
 
 
 def test_the_sampler_runs_in_the_loop_of_its_page(capsys):
