@@ -361,6 +361,7 @@ def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
     require_weights(model.path)
     files, run = {}, run_named(config.adapter or config.model)
     if config.adapter:  # one that was trained further is another policy
+        require_folder(Path(config.adapter))  # its run may have gone on, and dropped it
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
     return every, asdict(config) | dict(
         path=model.path, files=files, own_files=own_files(config), versions=versions(),

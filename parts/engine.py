@@ -246,6 +246,8 @@ def start(model: str, options: dict):
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError,
             AssertionError) as error:  # the last: another process has released a GPU's memory
+        if error.__cause__ and not isinstance(error.__cause__, Exception):
+            raise error.__cause__  # Ctrl-C: Python 3.11 wraps what is raised while a class is made
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
     finally:  # vLLM 0.32's CPU worker replaces it by one that refuses, for threads that are bound

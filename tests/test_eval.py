@@ -2,6 +2,7 @@
 import json
 import math
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,7 +94,7 @@ def test_a_report_against_its_raw_rows(k):
 
 # ---------------------------------------------------------------------------------------- intervals
 @pytest.mark.parametrize("weights", [dict(a=1, b=3), dict(b=3, a=1)])
-def test_two_evaluations_are_compared_question_by_question(weights):
+def test_two_evaluations_are_compared_question_by_question(weights, capsys):
     """Of several sets, with other numbers of samples: the interval is of the differences."""
     now, before = rows_of(A, "a") + rows_of(B, "b"), [0.5, 0.25, 0.25, 1, 0, 0.5, 1]  # avg@k
     change = dict(a=[-0.5, 0, 0.5, 0], b=[0.25, 0.25, 0])
@@ -107,6 +108,9 @@ def test_two_evaluations_are_compared_question_by_question(weights):
     assert pooled["avg"] == pytest.approx((mean(change["a"]) + 3 * mean(change["b"])) / 4)
     with pytest.raises(ValueError):  # of other questions
         compare(now, 4, before[1:], weights)
+    evaluation.show_comparison(found, "other", ".1%")
+    assert (f"\n  weighted: {evaluation.difference(pooled, '.1%')}, no clear difference; "
+            "3 questions better, 1 worse\n") in capsys.readouterr().out
 
 
 FEW = "little can be concluded from 29 problems"
@@ -447,6 +451,10 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path
     known["trained"].append(fingerprint(held_out[0])[:16])
     file.write_text(json.dumps(known))
     assert prepared()[1]["trained"] == 1
+    config = evaluation.parse(["--adapter", place])
+    shutil.rmtree(place)  # its run has gone on, and keeps its newest checkpoints
+    with pytest.raises(SystemExit, match="There is no folder .*step-000001"):
+        evaluation.problems_and_protocol(config)
 
 
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter):
