@@ -292,6 +292,9 @@ def test_the_estimator_forgets_slowly_and_its_state_is_a_copy():
     other.update(Group(0, problem, [sample(0, True)]))
     estimator.state_dict()["x"][0] = 99
     assert estimator.state_dict() == state != other.state_dict()  # nothing is shared
+    other.load_state_dict({"y": [1, 1]})
+    other.load_state_dict(state)
+    assert other.state_dict() == state  # what came before is forgotten
     run(mixed(8), config(), estimator=other)  # only ada-est remembers
     assert [*other.counts] == ["x"]
 

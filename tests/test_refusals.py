@@ -228,6 +228,8 @@ REFUSED = {
         ("runs/mine --steps 5-2", "--steps takes a step such as 7"),
         ("runs/none", "no folder of a run"),
         ("runs/mine", "no folder of a run", gone(MINE / "config.json")),
+        ("runs/mine", "no folder of a run that has finished a step", lambda: [
+            gone(MINE / f"{log}.jsonl")() for log in ("metrics", "eval")]),
         ("runs/mine", "missing or damaged", text(MINE / "config.json", "{")),
         ("runs/mine", "missing or damaged", a_folder(MINE / "config.json")),
         ("runs/mine", "-> 'runs/mine/explore.html'", a_folder(MINE / "explore.html")),
