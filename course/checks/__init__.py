@@ -3,6 +3,7 @@
 The CHECKS of a lab are (points, title, ask, rows). `ask` is called with each row: it calls the
 student's functions where the project would, and raises `Wrong`.
 """
+import inspect
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 
@@ -37,9 +38,13 @@ def spelled(value) -> str:
 
 
 def called(function, *args, **kwargs) -> str:
-    """The call, in words."""
-    said = [*map(spelled, args), *(f"{key}={spelled(value)}" for key, value in kwargs.items())]
-    return f"{function.__name__}({', '.join(said)})"
+    """The call with the names of its arguments, where the function has them."""
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        given = {"": args} | kwargs
+    named = [f"{key}={spelled(value)}" for key, value in given.items()]
+    return f"{function.__name__}({', '.join(named)})"
 
 
 def near(yours, right, tolerance: float) -> bool:

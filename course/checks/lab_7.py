@@ -12,7 +12,8 @@ BOXES = [
 NESTED = [
     (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{a{b}c}", "a{b}c"), (r"\boxed{\}}", r"\}"),
     (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{\sqrt{2}}{2}"),
-    (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}")]
+    (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}"),
+    ("\\boxed{1 +\n2}", "1 +\n2")]  # a box may have two lines
 LAST = [
     (r"\boxed{1}, no wait, that was wrong, so now it must be the other one: \boxed{2}", "2"),
     (r"\boxed{7} is what I said, which is wrong since its last digit was off; \boxed{", None),
