@@ -33,7 +33,8 @@ SETTINGS = [("ada-balance", *row) for row in [  # the same with other settings
     (15, 1, 2, "", dict(max_rounds_all_correct=2)),
     (0, 16, 2, "", dict(max_rounds_all_correct=2)),
     (32, 0, 4, "too few wrong", dict(max_rounds_all_correct=9)),  # N at most
-    (8, 0, 1, "", dict(n=20, max_rounds_all_correct=1))]]  # 10 are to be right
+    (8, 0, 1, "", dict(n=20, max_rounds_all_correct=1)),  # 10 are to be right
+    (16, 0, 2, "too few wrong", dict(n=20, max_rounds_all_correct=1))]]
 DRAWS = [  # rule, pass rate, expected draws, chance to end unresolved; M = 8, N = 4, n = 4
     ("ada-balance", 0.5, 8.57, 0.000), ("ada-balance", 0.2, 13.42, 0.007),
     ("ada-balance", 0.05, 27.31, 0.520), ("ada-pos", 0.5, 8.03, 0.000),
