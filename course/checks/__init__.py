@@ -38,13 +38,17 @@ def spelled(value) -> str:
 
 
 def called(function, *args, **kwargs) -> str:
-    """The call with the names of its arguments, where the function has them."""
+    """The call with the names of its arguments, where the function has names for them."""
     try:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        given = {"": args} | kwargs
-    named = [f"{key}={spelled(value)}" for key, value in given.items()]
-    return f"{function.__name__}({', '.join(named)})"
+        parameters = ()
+    names = [f"{one.name}=" for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    if len(names) < len(args):
+        names = [""] * len(args)
+    said = [name + spelled(value) for name, value in zip(names, args)]
+    said += [f"{key}={spelled(value)}" for key, value in kwargs.items()]
+    return f"{function.__name__}({', '.join(said)})"
 
 
 def near(yours, right, tolerance: float) -> bool:
