@@ -54,9 +54,10 @@ def test_every_quiz_has_an_answer_and_a_page_for_the_lecturer():
     for number, page in enumerate(NOTES, 1):
         option = re.search(rf"\n\*\*{number}\.\*\* \*\*(\(\w\)), ", answers)[1]
         lecturer = (COURSE / "answers" / f"session_{number}.md").read_text()
-        assert f"## Quiz: the expected answer is {option}, " in lecturer
         options = re.findall(r"^\* (\(\w\)) ", page.read_text().split("## Quiz")[1], re.M)
-        assert option in options == re.findall(r"^\| (\(\w\)) ", lecturer, re.M)
+        assert f"## Quiz: the expected answer is {option}, " in lecturer and option in options
+        assert options == re.findall(r"^\| (\(\w\)) ", lecturer, re.M), (
+            f"the quiz has changed: update the table in course/answers/session_{number}.md")
 
 
 def test_a_plan_fills_its_90_minutes_and_agrees_with_the_syllabus():
@@ -70,7 +71,8 @@ def test_a_plan_fills_its_90_minutes_and_agrees_with_the_syllabus():
             kind = next((kind for kind in spent if what.lower().startswith(kind)), "talk")
             spent[kind] = spent.get(kind, 0) + int(end) - int(start)
         stated = "{reports}, {talk}, {quiz}, {lab}".format(**spent)
-        assert re.search(rf"^\| {number} \[.*\| {stated} \|", syllabus, re.M), (number, stated)
+        assert re.search(rf"^\| {number} \[.*\| {stated} \|", syllabus, re.M), (
+            f"write {stated} into the row of session {number} in course/README.md")
 
 
 def test_the_walkthroughs_cells_are_those_that_the_readme_names():
@@ -79,7 +81,9 @@ def test_the_walkthroughs_cells_are_those_that_the_readme_names():
                        (COURSE / "README.md").read_text(), re.M)
     assert [int(end) + 1 for _, end, _ in named][:-1] == [int(start) for start, _, _ in named][1:]
     for start, end, words in named:
-        assert "".join(cells[int(start) - 1]["source"]).lstrip("# ").startswith(words)
+        assert "".join(cells[int(start) - 1]["source"]).lstrip("# ").startswith(words), (
+            f"cell {start} of the walkthrough is another one: number the cells of the table in "
+            "course/README.md again")
         assert cells[int(end) - 1]["cell_type"] == "code"
 
 
