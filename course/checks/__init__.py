@@ -3,6 +3,7 @@
 The CHECKS of a lab are (points, title, ask, rows). `ask` is called with each row: it calls the
 student's functions where the project would, and raises `Wrong`.
 """
+import inspect
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 
@@ -37,8 +38,16 @@ def spelled(value) -> str:
 
 
 def called(function, *args, **kwargs) -> str:
-    """The call, in words."""
-    said = [*map(spelled, args), *(f"{key}={spelled(value)}" for key, value in kwargs.items())]
+    """The call with the names of its arguments, where the function has names for them."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    names = [f"{one.name}=" for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    if len(names) < len(args):
+        names = [""] * len(args)
+    said = [name + spelled(value) for name, value in zip(names, args)]
+    said += [f"{key}={spelled(value)}" for key, value in kwargs.items()]
     return f"{function.__name__}({', '.join(said)})"
 
 

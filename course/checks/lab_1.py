@@ -26,14 +26,27 @@ def gradient_of_log_pi(theta, a):
 def ask_draws(actions, b):
     """The mean of what each draw gives."""
     theta, rewards = bandit(max(2, 1 + max(actions)))
-    each = [(rewards[a] - b) * gradient_of_log_pi(theta, a) for a in actions]
-    right, a = sum(each) / len(each), torch.tensor(actions)
-    given = theta.clone(), a, rewards[a]
-    must_give(right, bandit_gradient, *given, b, causes={
-        "That is the gradient without the baseline.": sum(
-            rewards[a] * gradient_of_log_pi(theta, a) for a in actions) / len(actions),
-        "That is the sum over the draws, not their mean.": sum(each),
+    n, a = len(actions), torch.tensor(actions)
+    scores = torch.stack([gradient_of_log_pi(theta, one) for one in actions])
+    factors, pi, onehot = rewards[a] - b, theta.softmax(0), torch.eye(len(theta)).double()[a]
+    right = factors @ scores / n
+    must_give(right, bandit_gradient, theta.clone(), a, rewards[a], b, causes={
+        "That is the gradient without the baseline.": rewards[a] @ scores / n,
+        "That is the gradient without the baseline, minus the baseline.":
+            rewards[a] @ scores / n - b,
+        "That is the sum over the draws, not their mean.": factors @ scores,
+        "That is the result with onehot(a) for grad log pi(a).": factors @ onehot / n,
+        "That is the result with grad pi(a) for grad log pi(a).": factors @ (pi[a, None] * scores),
         "That has the opposite sign.": -right})
+
+
+def ask_twice(actions, b):
+    theta, rewards = bandit(2)
+    a = torch.tensor(actions)
+    given = theta, a, rewards[a]
+    call = called(bandit_gradient, *given, b)
+    first = plain(bandit_gradient(*given, b))
+    must_be(f"{call}, a second time with the same tensors", bandit_gradient(*given, b), first)
 
 
 def ask_expectation(K, b):
@@ -46,18 +59,24 @@ def ask_expectation(K, b):
             f"the actions {spelled(rewards)}, baseline {b:g}", mean, pi * (rewards - pi @ rewards))
 
 
-def ask_pool_mean(pool):
-    for kept in ([max(pool)], [min(pool), max(pool)]):
-        must_give([r - sum(pool) / len(pool) for r in kept],
-                  ada.advantages, kept, list(pool), "pool-mean", causes={
-                      "That is what the mean of the kept gives as the baseline.":
-                          [r - sum(kept) / len(kept) for r in kept]})
+def ask_pool_mean(kept, pool):
+    causes = {"That is what the mean of the kept gives as the baseline.":
+              [r - sum(kept) / len(kept) for r in kept]} if len(kept) > 1 else {}
+    must_give([r - sum(pool) / len(pool) for r in kept],
+              ada.advantages, list(kept), list(pool), "pool-mean", causes=causes)
 
 
-def ask_leave_one_out(pool):
-    for r in set(pool) if len(pool) > 1 else ():
-        others = (sum(pool) - r) / (len(pool) - 1)
-        must_give([r - others], ada.advantages, [r], list(pool), "leave-one-out")
+def ask_leave_one_out(kept, pool):
+    def less(gone: list):
+        return [r - (sum(pool) - x) / (len(pool) - 1) for r, x in zip(kept, gone)]
+    causes = {"That leaves out pool_rewards[i] for the i-th of the kept.": less(pool)}
+    if {*kept} == {1.0, 0.0}:
+        causes["That leaves out all with the same reward, not only one."] = [1.0, -1.0]
+    if len(kept) > 1:
+        factor = len(kept) / (len(kept) - 1)
+        causes["That has the factor n / (n - 1), with the number of the kept for m."] = [
+            factor * (r - sum(pool) / len(pool)) for r in kept]
+    must_give(less(kept), ada.advantages, list(kept), list(pool), "leave-one-out", causes=causes)
 
 
 def ask_group_std(pool):
@@ -98,17 +117,21 @@ def ask_std(pool=()):
 
 
 # every pool of right and wrong, up to four, the small ones first; and other rewards
-POOLS = [([1.0] * right + [0.0] * (m - right),) for m in range(1, 5) for right in range(m + 1)]
-POOLS += [([3.0, 0.5, 1.0],)]
+POOLS = [[1.0] * right + [0.0] * (m - right) for m in range(1, 5) for right in range(m + 1)]
+POOLS += [[3.0, 0.5, 1.0]]
+KEPT = [*((sorted({*pool}, reverse=True), pool) for pool in POOLS),  # kept rewards, pool
+        *(([r], pool) for pool in POOLS for r in (max(pool), min(pool)))]
 CHECKS = [
     (3, "one draw: (r - b) times the gradient of log pi", ask_draws,
      [([a], b) for K in (2, 3) for b in (0.0, 0.5) for a in range(K)]),
     (2, "two draws: their mean, whose expectation is the true gradient for every baseline",
      lambda ask, *row: ask(*row),
      [(ask_draws, pair, b) for b in (0.0, 0.5) for pair in ([0, 1], [0, 0], [1, 2], [2, 2])]
+     + [(ask_twice, [0, 1], b) for b in (0.0, 0.5)]
      + [(ask_expectation, *row) for row in itertools.product((2, 3), (0.0, 1.0, -7.0))]),
-    (2, "pool-mean: the mean of all that was drawn, whatever is kept", ask_pool_mean, POOLS),
-    (1, "leave-one-out: the mean of the others in the pool", ask_leave_one_out, POOLS),
+    (2, "pool-mean: the mean of all that was drawn, whatever is kept", ask_pool_mean, KEPT),
+    (1, "leave-one-out: the mean of the others in the pool", ask_leave_one_out,
+     [(kept, pool) for kept, pool in KEPT if len(pool) > 1]),
     (1, "group-std: mean 0, standard deviation 1, with m - 1 below, and + 1e-6", ask_std,
      [*zip([[1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 1.0, 1.0, 0.0]]), ()]),
     (1, "positives-only, pools of one, equal rewards: exactly 0", ask_edges,
