@@ -13,7 +13,7 @@ import pytest
 
 from bench.mutate import mutated
 from course import bugs
-from helpers import ROOT
+from helpers import ROOT, lines
 
 README = (ROOT / "course" / "README.md").read_text()
 ANSWERS = ROOT / "course" / "answers"
@@ -79,6 +79,12 @@ def test_no_file_has_an_answer(page, everything):
     prose = re.sub(r"^\|.*\|$|^#.*$", "", page.read_text(), flags=re.M)
     sentences = [one for one in re.split(r"(?<=[.!?])\s+", prose) if len(one) > 40]
     assert len(sentences) > 10 and told(sentences, everything) == []
+
+
+def test_no_file_has_the_solution_of_a_lab(everything):
+    right = [row["code"] for row in lines(ROOT / "tests/lab_solutions.jsonl") if "right" in row]
+    functions = [one for code in right for one in code.split("\ndef ") if len(one) > 100]
+    assert len(functions) > 30 and told(functions, everything) == []
 
 
 def test_what_only_the_teacher_has_is_not_in_it(texts):
