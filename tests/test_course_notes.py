@@ -1,12 +1,9 @@
 """The lecture notes: what course/laws.py computes, against exact enumeration or the project's own
-functions; the numbers in the text; the figures, the copy for a class."""
-import io
+functions; the numbers in the text; the figures; the pages for lecturers."""
 import itertools
+import json
 import math
 import re
-import shlex
-import subprocess
-import tarfile
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
-from course import bugs, figures, laws
+from course import check, figures, laws, quiz_sheet
 from helpers import ROOT
 
 COURSE = ROOT / "course"
@@ -52,20 +49,62 @@ def test_formulas_survive_markdown(page):
     assert [f for f in every if f.count("{") != f.count("}") or "](" in f] == []
 
 
-def test_every_quiz_has_an_answer_and_a_copy_for_a_class_has_none():
+def test_every_quiz_has_an_answer_and_a_page_for_the_lecturer():
     answers = (COURSE / "answers" / "quiz.md").read_text()
     for number, page in enumerate(NOTES, 1):
-        assert "(a) " in page.read_text().split("## Quiz")[1] and f"\n**{number}.** **" in answers
-    readme = (COURSE / "README.md").read_text()
-    words = shlex.split(re.search(r"git archive --prefix=\S+ -o \S+ (.*)", readme)[1])
-    archive = subprocess.run(["git", "archive", *words], cwd=ROOT, capture_output=True, check=True)
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as copy:
-        names = copy.getnames()
-        texts = [copy.extractfile(name).read().decode() for name in names
-                 if name.endswith((".py", ".md", ".jsonl")) and "results" not in name]
-    told = [bug["answer"] for bug in bugs.bugs().values()] + ["# Model answers", "**3/4**, against"]
-    assert not any(answer in text for text in texts for answer in told)
-    assert "course/check.py" in names and "course/answers/quiz.md" not in names
+        option = re.search(rf"\n\*\*{number}\.\*\* \*\*(\(\w\)), ", answers)[1]
+        lecturer = (COURSE / "answers" / f"session_{number}.md").read_text()
+        options = re.findall(r"^\* (\(\w\)) ", page.read_text().split("## Quiz")[1], re.M)
+        assert f"## Quiz: the expected answer is {option}, " in lecturer and option in options
+        assert options == re.findall(r"^\| (\(\w\)) ", lecturer, re.M), (
+            f"the quiz has changed: update the table in course/answers/session_{number}.md")
+
+
+def test_a_plan_fills_its_90_minutes_and_agrees_with_the_syllabus():
+    syllabus = (COURSE / "README.md").read_text()
+    for number in range(1, len(NOTES) + 1):
+        plan = (COURSE / "answers" / f"session_{number}.md").read_text().split("## On the board")[0]
+        rows = re.findall(r"^\| (\d+) to (\d+) \| (.*) \|$", plan, re.M)
+        assert [int(end) for _, end, _ in rows] == [int(row[0]) for row in rows[1:]] + [90]
+        spent = dict(reports=0, quiz=0, lab=0)
+        for start, end, what in rows:
+            kind = next((kind for kind in spent if what.lower().startswith(kind)), "talk")
+            spent[kind] = spent.get(kind, 0) + int(end) - int(start)
+        stated = "{reports}, {talk}, {quiz}, {lab}".format(**spent)
+        assert re.search(rf"^\| {number} \[.*\| {stated} \|", syllabus, re.M), (
+            f"write {stated} into the row of session {number} in course/README.md")
+
+
+def test_the_walkthroughs_cells_are_those_that_the_readme_names():
+    cells = json.loads((ROOT / "walkthrough.ipynb").read_text())["cells"]
+    named = re.findall(r"^\| \d \| (\d+) to (\d+)[^|]* \| (.*) \|$",
+                       (COURSE / "README.md").read_text(), re.M)
+    assert [int(end) + 1 for _, end, _ in named][:-1] == [int(start) for start, _, _ in named][1:]
+    for start, end, words in named:
+        assert "".join(cells[int(start) - 1]["source"]).lstrip("# ").startswith(words), (
+            f"cell {start} of the walkthrough is another one: number the cells of the table in "
+            "course/README.md again")
+        assert cells[int(end) - 1]["cell_type"] == "code"
+
+
+def test_the_sample_of_the_checkers_output_is_what_the_checker_says(tmp_path, capsys):
+    """If this fails, run the command of the README again and paste what it prints."""
+    section = (COURSE / "README.md").read_text().split("## What the checker says")[1]
+    code, said = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
+    empty = (COURSE / "labs" / "lab_1.py").read_text()
+    (tmp_path / "lab_1.py").write_text(f"{empty}\n\n{code}")
+    assert not check.grade_file("lab_1", tmp_path / "lab_1.py")
+    assert capsys.readouterr().out == said
+
+
+def test_the_printed_quizzes_have_every_option_and_no_answer(tmp_path):
+    quiz_sheet.main(["--out", str(tmp_path / "quiz.pdf")])
+    assert (tmp_path / "quiz.pdf").read_bytes().count(b"/Type /Page ") == len(NOTES)
+    for page in NOTES:
+        parts = quiz_sheet.quiz_of(page.read_text())
+        assert sum(part.startswith("(") for part in parts) >= 2 and not parts[-1].startswith("(")
+        lines = [line for part in parts for line in quiz_sheet.printable(part)]
+        assert all(line.count("$") % 2 == 0 and len(line) < 100 for line in lines)
 
 
 @pytest.mark.parametrize("draw, page, stated", [
