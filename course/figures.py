@@ -34,6 +34,16 @@ def lines(axis, xs, curves: dict, style="-", xlabel="pass rate p", **labels) -> 
     axis.legend(frameon=False, fontsize=8)
 
 
+def bars(axis, places: list[str], groups: dict, **labels) -> None:
+    """A group of bars at each place: groups holds a name, and a height for each place."""
+    width = 0.8 / len(groups)
+    for i, (color, (name, heights)) in enumerate(zip(COLORS, groups.items())):
+        xs = [x + (i - (len(groups) - 1) / 2) * width for x in range(len(places))]
+        axis.bar(xs, heights, width, label=name, color=color)
+    axis.set(xticks=range(len(places)), xticklabels=places, **labels)
+    axis.legend(frameon=False, fontsize=8)
+
+
 def by_rule(value) -> dict:
     """A curve for each rule: value(p, its settings) at each pass rate p."""
     return {name: [value(p, rule) for p in RATES] for name, rule in RULES.items()}
@@ -53,14 +63,23 @@ def mean(values) -> float:
 
 # ------------------------------------------------------------------------------------- the figures
 def baselines(left, right) -> None:
-    """Session 1: what a baseline saves; how many groups are silent."""
+    """Session 1: what a baseline saves; how many groups have no gradient."""
     lines(left, RATES, {
         "no baseline": lambda p: laws.variance_per_draw(p, 0),
         "the others' mean, m = 4": lambda p: laws.variance_leave_one_out(p, 4),
         "b = p": lambda p: laws.variance_per_draw(p, p),
-    }, title="noise of one draw", ylabel="E[(r - b)² |s|²] / G²")
+    }, title="second moment of one sample's gradient", ylabel="E[(r - b)² |s|²] / G²")
     lines(right, RATES, {f"n = {n}": [laws.silent(p, n) for p in RATES] for n in (4, 8, 16)},
-          title="groups without signal", ylabel="chance")
+          title="groups without gradient", ylabel="probability")
+
+
+def one_step(left, right) -> None:
+    """Session 1: a policy with three answers before and after one step."""
+    names, pi = ["A (right)", "B (wrong)", "C (wrong)"], [0.2, 0.5, 0.3]
+    for axis, sampled, rewards in ((left, "ABBC", [1, 0, 0, 0]), (right, "BBBC", [0, 0, 0, 0])):
+        after = laws.after_step(pi, ["ABC".index(answer) for answer in sampled], rewards)
+        bars(axis, names, {"before the step": pi, "after the step": after}, ylim=(0, 0.7),
+             title=f"sampled: {', '.join(sampled)}", ylabel="probability of the answer")
 
 
 def temperature(left, right) -> None:
@@ -180,7 +199,7 @@ def evaluation(left, right) -> None:
     right.legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
 
 
-DRAWN = (baselines, temperature, draws, weights, budgets, cap, stale, hack, evaluation)
+DRAWN = (baselines, one_step, temperature, draws, weights, budgets, cap, stale, hack, evaluation)
 
 
 def draw(function) -> Path:

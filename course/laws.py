@@ -26,13 +26,26 @@ def variance_leave_one_out(p: float, m: int) -> float:
     return p * (1 - p) * m / (m - 1)
 
 
-# -------------------------------------------------------- session 2: the log-prob of another policy
 def softmax(logits: list[float], tau: float = 1.0) -> list[float]:
     highest = max(logits)
     powers = [math.exp((z - highest) / tau) for z in logits]
     return [power / sum(powers) for power in powers]
 
 
+def after_step(pi: list[float], answers: list[int], rewards: list[float]) -> list[float]:
+    """A softmax policy after one step with learning rate 1; the mean reward is the baseline.
+
+    pi holds the probability of each possible answer, and answers the indices of those sampled.
+    """
+    baseline = math.fsum(rewards) / len(rewards)
+    logits = [math.log(q) for q in pi]
+    for answer, reward in zip(answers, rewards):
+        for k, q in enumerate(pi):
+            logits[k] += (reward - baseline) * ((k == answer) - q) / len(answers)
+    return softmax(logits)
+
+
+# -------------------------------------------------------- session 2: the log-prob of another policy
 def drift(logits: list[float], tau: float) -> list[float]:
     """E[grad_z log pi_1(v)] for v drawn at temperature tau: 0 only at tau = 1."""
     return [a - b for a, b in zip(softmax(logits, tau), softmax(logits))]

@@ -112,6 +112,16 @@ def test_noise_of_one_draw_with_and_without_baseline():
     assert found / G2 == pytest.approx(laws.variance_leave_one_out(0.25, 3))
 
 
+def test_one_step_on_a_group_is_a_step_along_its_policy_gradient():
+    pi, answers, rewards = torch.tensor([0.2, 0.5, 0.3]).double(), [0, 1, 1, 2], [1, 0, 0, 0]
+    theta = pi.log().requires_grad_()
+    advantage = torch.tensor(advantages(rewards, rewards, "pool-mean"), dtype=torch.float64)
+    (advantage * theta.log_softmax(0)[answers]).mean().backward()
+    after = torch.softmax(theta.detach() + theta.grad, 0).tolist()
+    assert laws.after_step(pi.tolist(), answers, rewards) == pytest.approx(after)
+    assert laws.after_step(pi.tolist(), [1, 1, 1, 2], [0, 0, 0, 0]) == pytest.approx(pi.tolist())
+
+
 # ------------------------------------------------------------------------ session 2: log-probs
 def test_the_score_of_another_temperature_has_a_mean():
     logits = torch.tensor([0.4, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
