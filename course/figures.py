@@ -49,16 +49,16 @@ def by_rule(value) -> dict:
     return {name: [value(p, rule) for p in RATES] for name, rule in RULES.items()}
 
 
-def logged(cell: str, key: str) -> list[list[float]]:
-    """A metric of the ablations: one list of values per seed."""
-    text = (ROOT / "bench" / "results" / "objective.jsonl").read_text()
+def logged(cell: str, key: str, study: str = "objective") -> list[list[float]]:
+    """A metric of a study's runs: one list of values per seed."""
+    text = (ROOT / "bench" / "results" / f"{study}.jsonl").read_text()
     runs = [json.loads(line) for line in text.splitlines()]
     return [run["metrics"][key] for run in runs if run["cell"] == cell]
 
 
 def mean(values) -> float:
     values = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else math.nan
 
 
 # ------------------------------------------------------------------------------------- the figures
@@ -83,20 +83,19 @@ def one_step(left, right) -> None:
 
 
 def temperature(left, right) -> None:
-    """Session 2: the drift of a wrong temperature; k3 in committed runs."""
+    """Session 2: the drift of a wrong temperature; k3 in three precisions."""
     logits = [i / 20 for i in range(-100, 101)]
     xs = [laws.softmax([z, 0])[0] for z in logits]
     lines(left, xs, {f"sampled at τ = {tau}": [laws.drift([z, 0], tau)[0] for z in logits]
                      for tau in (0.7, 1.0, 1.4)},
           title="push on a token's logit without any reward", xlabel="its probability at τ = 1",
           ylabel="expected gradient, advantage 1")
-    cells = {"bfloat16 engine, fp8 cache": "low-N1-none-clip-is",
-             "the same, routes replayed (R3)": "low-N1-r3-clip-is",
-             "float32 engine": "exact-N1-none-clip-is"}
-    lines(right, range(1, 65), {
-        name: [mean(seeds) for seeds in zip(*logged(cell, "kl_k3"))] for name, cell in cells.items()
-    }, yscale="log", xlabel="training step", ylabel="k3, nats per token", ylim=(1e-14, 1),
-        title="KL(engine ‖ trainer)")
+    precisions = ["float32", "float16", "bfloat16"]
+    studied = {"logits in float32": "float32", "logits in 16 bits": "16 bits"}
+    k3 = {name: [mean(sum(logged(f"tiny, {precision}, {logits}", "kl_k3", "precision"), []))
+                 for precision in precisions] for name, logits in studied.items()}
+    lines(right, precisions, k3, style="o", yscale="log", xlabel="precision of the weights",
+          ylabel="k3, nats per token", ylim=(1e-14, 1e-3), title="KL(engine ‖ trainer)")
 
 
 def draws(left, right) -> None:
