@@ -99,11 +99,11 @@ def temperature(left, right) -> None:
 
 
 def draws(left, right) -> None:
-    """Session 3: what the rules draw, and how often in vain."""
+    """Session 3: how many samples the rules take, and how often in vain."""
     lines(left, RATES, by_rule(lambda p, rule: laws.expected_yield(p, rule).draws),
-          title="expected draws (M = 8, N = 4)", ylabel="samples per prompt")
+          title="expected number of samples (M = 8, N = 4)", ylabel="samples per prompt")
     lines(right, RATES, by_rule(lambda p, rule: laws.expected_yield(p, rule).silent),
-          title="no signal", ylabel="chance")
+          title="prompts without gradient", ylabel="probability")
 
 
 def weights(left, right) -> None:
@@ -114,7 +114,7 @@ def weights(left, right) -> None:
     lines(left, RATES, {
         "balance, in the limit: w(p)": laws.w_pool,
         "balance, M = 8, N = 4 (exact)": exact(),
-        "mean of the kept, in the limit": laws.w_kept,
+        "mean of the kept as baseline, in the limit": laws.w_kept,
         "uniform, n = 4": exact(sampler="uniform"),
     }, title="effective weight: the update is w(p) ∇p", yscale="log")
     lines(right, RATES, {

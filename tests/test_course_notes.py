@@ -154,6 +154,16 @@ def test_the_mean_of_the_kept_has_another_weight_and_more_noise(p):
     assert gain == pytest.approx(2 * (p**2 + (1 - p) ** 2))
 
 
+def test_the_table_of_three_rules_has_the_values_of_expected_yield():
+    rows = re.findall(r"^\| ([\d.]+) \| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+                      NOTES[2].read_text(), re.M)
+    assert len(rows) == 12
+    for p, sampler, *said in rows:
+        found = laws.expected_yield(float(p), SamplerConfig(sampler=sampler))
+        values = [f"{found.draws:.1f}", f"{found.silent:.3f}", f"{found.weight:.2f}"]
+        assert values == said, f"note 3 has other numbers for {sampler} at p = {p}"
+
+
 # ------------------------------------------------------------------------------ session 4: budgets
 @pytest.mark.parametrize("n", [2, 4, 16])
 @pytest.mark.parametrize("p", RATES)
