@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import SamplerConfig
+from ada_sampler import SamplerConfig, allocate_gvm
 from course import laws
 from explorer.panels import COLORS
 
@@ -126,12 +126,32 @@ def weights(left, right) -> None:
 
 
 def budgets(left, right) -> None:
-    """Session 4: signal per draw and per trained row."""
-    best = "1 = best possible per draw"
-    lines(left, RATES, by_rule(laws.efficiency), title="signal per draw",
+    """Session 4: what a sample is worth, and what a trained answer is worth."""
+    best = "1 = best possible per sample"
+    lines(left, RATES, by_rule(laws.efficiency), title="worth of a sample",
           ylabel=best, ylim=(0, 1.05))
     lines(right, RATES, by_rule(lambda p, rule: laws.efficiency(p, rule, "trained")),
-          title="signal per row that is trained", ylabel=best, yscale="log")
+          title="worth of an answer that is trained on", ylabel=best, yscale="log")
+
+
+def shares(left, right) -> None:
+    """Session 4: how the rules divide 100 samples among four prompts."""
+    rates = [0.02, 0.2, 0.5, 0.9]
+
+    def in_rounds(rule):
+        samples = [laws.expected_yield(p, rule).draws for p in rates]
+        return [100 * one / sum(samples) for one in samples]
+
+    def by_variance(alpha):
+        return allocate_gvm(rates, [1.0] * len(rates), 100, alpha, beta=2)
+
+    labels = dict(xlabel="pass rate of the prompt", ylabel="samples of 100", ylim=(0, 70))
+    names = ("uniform, n = 4", "ada-pos", "ada-balance")
+    bars(left, rates, {name: in_rounds(RULES[name]) for name in names},
+         title="rules with rounds", **labels)
+    bars(right, rates, {"p^(-1/2): ada-est, GVM without penalty": by_variance(0),
+                        "GVM, α = 0.001, β = 2": by_variance(1e-3)},
+         title="rules that allocate by pass rate", **labels)
 
 
 def cap(left, right) -> None:
@@ -198,7 +218,8 @@ def evaluation(left, right) -> None:
     right.legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
 
 
-DRAWN = (baselines, one_step, temperature, draws, weights, budgets, cap, stale, hack, evaluation)
+DRAWN = (baselines, one_step, temperature, draws, weights, budgets, shares, cap, stale,
+         hack, evaluation)
 
 
 def draw(function) -> Path:

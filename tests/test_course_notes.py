@@ -179,6 +179,17 @@ def test_gvm_allocates_where_the_variance_is_least():
         laws.gvm_least(p, norms, total), rel=1e-5)
 
 
+def test_the_bars_of_each_rule_share_100_samples():
+    left, right = Figure().subplots(1, 2)
+    figures.shares(left, right)
+    groups = [[bar.get_height() for bar in group]
+              for axis in (left, right) for group in axis.containers]
+    assert len(groups) == 5 and [sum(group) for group in groups] == pytest.approx([100] * 5)
+    uniform, _, balance, without_penalty, penalty = groups
+    assert uniform == pytest.approx([25] * 4)
+    assert balance[-1] > 25 and penalty[0] < without_penalty[0]
+
+
 # ------------------------------------------------------------------------------- session 5: MiniRL
 @pytest.mark.parametrize("sigma, cap", [(0.5, 2.0), (1.0, 5.0), (1.5, 1.2)])
 def test_mean_and_variance_of_a_capped_weight(sigma, cap):
