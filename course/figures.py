@@ -126,12 +126,12 @@ def weights(left, right) -> None:
 
 
 def budgets(left, right) -> None:
-    """Session 4: what a sample is worth, and what a trained answer is worth."""
+    """Session 4: the value of a sample, and of an answer that is trained on."""
     best = "1 = best possible per sample"
-    lines(left, RATES, by_rule(laws.efficiency), title="worth of a sample",
+    lines(left, RATES, by_rule(laws.efficiency), title="value of a sample",
           ylabel=best, ylim=(0, 1.05))
     lines(right, RATES, by_rule(lambda p, rule: laws.efficiency(p, rule, "trained")),
-          title="worth of an answer that is trained on", ylabel=best, yscale="log")
+          title="value of an answer that is trained on", ylabel=best, yscale="log")
 
 
 def shares(left, right) -> None:

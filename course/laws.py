@@ -15,14 +15,14 @@ Phi = NormalDist().cdf
 Coin = namedtuple("Coin", "id p")  # a prompt that is solved with probability p
 
 
-# --------------------------------------------------------------- session 1: how much the draws vary
+# ----------------------------------------------------------- session 1: how much a gradient varies
 def variance_per_draw(p: float, b: float) -> float:
-    """Noise of one draw, E[(r - b)^2 |score|^2], with baseline b, in units of G^2."""
+    """Second moment of one sample's gradient, E[(r - b)^2 |score|^2], in units of G^2."""
     return p * (1 - p) + (p - b) ** 2
 
 
 def variance_leave_one_out(p: float, m: int) -> float:
-    """The same with the mean of the other m - 1 draws as baseline."""
+    """The same, and the baseline is the mean of the other m - 1 rewards."""
     return p * (1 - p) * m / (m - 1)
 
 
@@ -51,14 +51,14 @@ def drift(logits: list[float], tau: float) -> list[float]:
     return [a - b for a, b in zip(softmax(logits, tau), softmax(logits))]
 
 
-# ------------------------------------------------------------------- session 3: the laws of drawing
+# ------------------------------------------------------- session 3: how many samples a prompt takes
 def silent(p: float, n: int) -> float:
-    """The chance that n answers are all right or all wrong."""
+    """The probability that n answers are all right or all wrong, so there is no gradient."""
     return p**n + (1 - p) ** n
 
 
 def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
-    """(right, wrong, outcome) of a closed pool -> its chance, by the project's own exit test."""
+    """(right, wrong, outcome) of a closed pool -> its probability, by the project's exit test."""
     closed, waiting, M = Counter(), {(0, 0): 1.0}, config.rule.round_size
     law = [math.comb(M, k) * p**k * (1 - p) ** (M - k) for k in range(M + 1)]
     for t in range(1, config.rule.max_rounds + 1):
@@ -93,10 +93,10 @@ class Yield(NamedTuple):
     """Expectations over all pools of a prompt with pass rate p."""
 
     weight: float  # w(p): the update is w(p) grad p
-    noise: float  # E of the sum of the squared coefficients, in units of G^2
-    draws: float
-    trained: float  # rows that are not silent
-    silent: float  # chance of no signal
+    noise: float  # C of the notes: the variance of the update, in units of G^2
+    draws: float  # number of samples, E[D]
+    trained: float  # kept answers with a coefficient other than 0
+    silent: float  # probability of no gradient
 
 
 def expected_yield(p: float, config: SamplerConfig) -> Yield:
@@ -123,9 +123,9 @@ def w_kept(p: float) -> float:
 
 # ----------------------------------------------------------------------- session 4: signal per draw
 def efficiency(p: float, config: SamplerConfig, per: str = "draws") -> float:
-    """Signal over noise, squared, per draw (or per trained row); 1 is the best that draws can give.
+    """Squared signal over variance, per sample or per trained answer; the best per sample is 1.
 
-    In units of |grad p|^2 / G^2 it is w^2 / (noise * cost); the best is 1 / (p (1-p)).
+    In units of |grad p|^2 / G^2 it is w^2 / (C * cost), and the best is 1 / (p (1-p)).
     """
     found = expected_yield(p, config)
     return found.weight**2 / (found.noise * getattr(found, per)) * p * (1 - p)
