@@ -151,6 +151,16 @@ def test_noise_of_one_draw_with_and_without_baseline():
     assert found / G2 == pytest.approx(laws.variance_leave_one_out(0.25, 3))
 
 
+def test_one_step_on_a_group_is_a_step_along_its_policy_gradient():
+    pi, answers, rewards = torch.tensor([0.2, 0.5, 0.3]).double(), [0, 1, 1, 2], [1, 0, 0, 0]
+    theta = pi.log().requires_grad_()
+    advantage = torch.tensor(advantages(rewards, rewards, "pool-mean"), dtype=torch.float64)
+    (advantage * theta.log_softmax(0)[answers]).mean().backward()
+    after = torch.softmax(theta.detach() + theta.grad, 0).tolist()
+    assert laws.after_step(pi.tolist(), answers, rewards) == pytest.approx(after)
+    assert laws.after_step(pi.tolist(), [1, 1, 1, 2], [0, 0, 0, 0]) == pytest.approx(pi.tolist())
+
+
 # ------------------------------------------------------------------------ session 2: log-probs
 def test_the_score_of_another_temperature_has_a_mean():
     logits = torch.tensor([0.4, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
@@ -183,6 +193,16 @@ def test_the_mean_of_the_kept_has_another_weight_and_more_noise(p):
     assert gain == pytest.approx(2 * (p**2 + (1 - p) ** 2))
 
 
+def test_the_table_of_three_rules_has_the_values_of_expected_yield():
+    rows = re.findall(r"^\| ([\d.]+) \| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+                      NOTES[2].read_text(), re.M)
+    assert len(rows) == 12
+    for p, sampler, *said in rows:
+        found = laws.expected_yield(float(p), SamplerConfig(sampler=sampler))
+        values = [f"{found.draws:.1f}", f"{found.silent:.3f}", f"{found.weight:.2f}"]
+        assert values == said, f"note 3 has other numbers for {sampler} at p = {p}"
+
+
 # ------------------------------------------------------------------------------ session 4: budgets
 @pytest.mark.parametrize("n", [2, 4, 16])
 @pytest.mark.parametrize("p", RATES)
@@ -196,6 +216,17 @@ def test_gvm_allocates_where_the_variance_is_least():
     sizes = allocate_gvm(p, norms, total, alpha=0, beta=2)
     assert laws.gvm_variance(p, norms, sizes) == pytest.approx(
         laws.gvm_least(p, norms, total), rel=1e-5)
+
+
+def test_the_bars_of_each_rule_share_100_samples():
+    left, right = Figure().subplots(1, 2)
+    figures.shares(left, right)
+    groups = [[bar.get_height() for bar in group]
+              for axis in (left, right) for group in axis.containers]
+    assert len(groups) == 5 and [sum(group) for group in groups] == pytest.approx([100] * 5)
+    uniform, _, balance, without_penalty, penalty = groups
+    assert uniform == pytest.approx([25] * 4)
+    assert balance[-1] > 25 and penalty[0] < without_penalty[0]
 
 
 # ------------------------------------------------------------------------------- session 5: MiniRL
