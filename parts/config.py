@@ -75,9 +75,11 @@ class CommonFlags:
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
     chat, none"""
     max_prompt_tokens: Auto[int] = None
-    """longer prompts are dropped and counted; default: 256, with larger models up to 1024"""
+    """longer prompts are dropped and counted; default: 256, of larger models 1024, of small ones
+    with problems of your own 640"""
     max_tokens: Auto[int] = None
-    """longest response, in tokens; default: 64, of small models 40 or 160, of larger ones 3000"""
+    """longest answer, in tokens; default: 64, of larger models 3000, of small ones 40, or 160 with
+    problems of your own"""
     stop: str = ""
     """TOKEN,...: further tokens that end a response, besides those that the model itself names"""
 
@@ -106,7 +108,8 @@ class Flags(SamplerConfig, CommonFlags):
     batch_prompts: Auto[int] = None
     """prompts per step; default: 24, with small models 16, with larger ones 32"""
     M: Auto[int] = None
-    """samples per round (ada-est, gvm: per prompt, on average); default: 8, with small models 4"""
+    """answers per round (ada-est, gvm: per prompt, on average); default: 8, or 4 for small models
+    with ada-balance"""
     temperature: float = 1.0
     """sampling temperature, of trainer and engine alike"""
     advantage: Auto[Literal[ADVANTAGES]] = None
@@ -180,7 +183,8 @@ class Flags(SamplerConfig, CommonFlags):
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
     micro_tokens: Auto[int] = None
-    """tokens per forward and backward pass, padding included; default: by the memory"""
+    """tokens per forward and backward pass, padding included; default: 16384 on a GPU, 8192 below
+    20 GB, 4096 for the built-in models, estimated on a CPU"""
 
 
 @dataclass(frozen=True)
