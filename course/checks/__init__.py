@@ -73,11 +73,11 @@ def flat(value) -> list:
 
 def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
             causes: dict = {}) -> None:
-    """Raises Wrong unless yours is near. The tolerance is relative for large numbers. It lets float32
-    pass, and a number that it does not let pass is spelled differently from the right one.
+    """Raises Wrong unless yours is near. The tolerance is relative for large numbers. It lets
+    float32 pass, and a number that it does not let pass is spelled differently from the right one.
 
-    why explains the right value. causes has sentences, each with what this mistake gives. A sentence
-    is printed only if yours is that and no other sentence fits, because a false cause misleads.
+    why explains the right value. causes has sentences, each with what this mistake gives. A
+    sentence is printed only if yours is that and no other one fits, because a false cause misleads.
     """
     if near(yours, right, tolerance):
         return
