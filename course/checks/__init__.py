@@ -65,6 +65,12 @@ def near(yours, right, tolerance: float) -> bool:
     return yours == right and spelled(yours) == spelled(right)
 
 
+def flat(value) -> list:
+    """All numbers of a nested list."""
+    value = plain(value)
+    return [x for one in value for x in flat(one)] if isinstance(value, (list, tuple)) else [value]
+
+
 def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
             causes: dict = {}) -> None:
     """Raises Wrong unless yours is near. The tolerance is relative for large numbers, and lets
@@ -77,6 +83,8 @@ def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
         return
     found = [said for said, mistaken in causes.items() if near(yours, mistaken, tolerance)]
     cause = found[0] if len(found) == 1 else ""
+    if near(flat(yours), flat(right), tolerance):
+        cause = "The numbers are right, but the shape is another one."
     said = f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}"
     raise Wrong("\n".join(filter(None, [said, why, cause])))
 
