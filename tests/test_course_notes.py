@@ -13,9 +13,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from course import bugs, figures, laws
 from helpers import ROOT
+from parts.config import Settings
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -69,7 +71,7 @@ def test_every_quiz_has_an_answer_and_a_copy_for_a_class_has_none():
 
 
 @pytest.mark.parametrize("draw, page, stated", [
-    (figures.stale, 6, r"stops more tokens: (.*) % without replay"),
+    (figures.stale, 6, r"masks more tokens, namely (.*) % without replay"),
     (figures.evaluation, 8, r"30 questions and .* = (.*)\n")])
 def test_a_figures_first_curve_has_the_values_that_its_page_states(draw, page, stated):
     left, right = Figure().subplots(1, 2)
@@ -167,6 +169,37 @@ def test_mean_and_variance_of_a_capped_weight(sigma, cap):
     w = np.minimum(np.exp(sigma * x - sigma**2 / 2), cap)
     first = (w * density).sum()
     assert laws.capped(sigma, cap) == pytest.approx((first, (w**2 * density).sum() - first**2))
+
+
+def test_the_table_of_note_5_has_what_the_programs_objective_gives():
+    rows = re.findall(r"^\| [1-4] \|(.*)\|$", NOTES[4].read_text(), re.M)
+    A, old, now, mu, r, w, mask, used, factor = torch.tensor(
+        [[float(cell.replace("$", "")) for cell in row.split("|")] for row in rows]).T
+    lp = now.log().requires_grad_()
+    term, mask_T, weight_T = minirl.objective(lp, old.log(), mu.log(), A, Settings())
+    term.sum().backward()
+    assert len(rows) == 4 and mask.tolist() == mask_T.tolist() == [1, 0, 1, 0]
+    assert torch.allclose(r, now / old) and torch.allclose(w, weight_T)
+    assert torch.allclose(used, w.clamp(max=5)) and torch.allclose(factor, lp.grad)
+
+
+def test_ppos_objective_is_flat_exactly_where_the_mask_is_0():
+    for axis, A in zip(panels := Figure().subplots(1, 2), (1.0, -1.0)):
+        figures.surrogate(*panels)
+        r, y = (torch.tensor(data) for data in axis.lines[1].get_data())
+        middle = ((r[1:] + r[:-1]) / 2).clamp(min=1e-9).log()
+        _, mask, _ = minirl.objective(middle, 0 * middle, middle, A + 0 * middle, Settings())
+        assert torch.equal((y.diff().abs() > 1e-9).to(mask), mask) and 0 < mask.sum() < len(mask)
+
+
+# ---------------------------------------------------------------- session 6: routers change experts
+def test_an_error_changes_the_experts_as_often_as_the_note_says():
+    """The gap is exponential with density kappa at 0; sigma is small against its mean 1 / kappa."""
+    kappa, sigma = 0.5, 0.01
+    gaps = np.linspace(0, 10 * sigma, 100_001)
+    larger = np.array([1 - laws.Phi(gap / sigma) for gap in gaps])
+    found = np.trapezoid(larger * kappa * np.exp(-kappa * gaps), gaps)
+    assert laws.flip(kappa, sigma) == pytest.approx(found, rel=0.01)
 
 
 # ----------------------------------------------------------------------------- session 7: loophole
