@@ -195,6 +195,20 @@ def hack(left, right) -> None:
               title=f"loophole at h = {h}, threshold {0.2 / 50}", xlabel="time", ylim=(0, 1.05))
 
 
+def paths(left, right) -> None:
+    """Session 7: how right answers and loophole move together, from several starts."""
+    for axis, prompts in ((left, 50), (right, 500)):
+        for p, h in ((0.1, 1e-3), (0.1, 4e-3), (0.4, 4e-3), (0.4, 2e-2), (0.2, 1e-4)):
+            _, rewards, rates = zip(*laws.reward_flow(p, h, prompts, time=60))
+            axis.plot(rates, [reward - rate for reward, rate in zip(rewards, rates)],
+                      color=COLORS[prompts * h > p], linewidth=1)
+            axis.plot(p, h, "o", color=COLORS[prompts * h > p], markersize=4)
+        axis.plot(RATES, [p / prompts for p in RATES], color="0.6", linestyle="--")
+        axis.set(title=f"{prompts} prompts, threshold h = p / {prompts}", yscale="log",
+                 xlabel="p, share of right answers", ylabel="h, share of the loophole",
+                 xlim=(0, 1), ylim=(1e-5, 1.5))
+
+
 def evaluation(left, right) -> None:
     """Session 8: half-width of an interval against k; the bias of the plug-in pass@k."""
     ks = [2**i for i in range(9)]
@@ -214,7 +228,7 @@ def evaluation(left, right) -> None:
 
 
 DRAWN = (baselines, temperature, draws, weights, budgets, surrogate, cap, flips, stale, hack,
-         evaluation)
+         paths, evaluation)
 
 
 def draw(function) -> Path:

@@ -212,6 +212,15 @@ def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
     assert (accuracy < 0.05) == (prompts * h > p)
 
 
+def test_the_drawn_paths_end_on_the_side_of_the_threshold_where_they_begin():
+    figures.paths(left := Figure().subplots(), right := Figure().subplots())
+    for axis, prompts in ((left, 50), (right, 500)):
+        *paths, threshold = (np.array(line.get_data()) for line in axis.lines)
+        assert threshold[1] == pytest.approx(threshold[0] / prompts)
+        wins = [(p[0] < prompts * h[0], p[-1] < h[-1]) for p, h in paths[::2]]
+        assert len(wins) == 5 and all(above == won for above, won in wins)
+
+
 # --------------------------------------------------------------------------- session 8: evaluation
 def test_the_variance_of_avg_at_k_by_enumeration():
     population, k = [0.1, 0.5, 0.9], 2  # one question, drawn from three
