@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ada_sampler import SamplerConfig
+from ada_sampler import SamplerConfig, allocate_gvm
 from course import laws
 from explorer.panels import COLORS
 
@@ -35,58 +35,76 @@ def lines(axis, xs, curves: dict, style="-", xlabel="pass rate p", **labels) -> 
     axis.legend(frameon=False, fontsize=8)
 
 
+def bars(axis, places: list[str], groups: dict, **labels) -> None:
+    """A group of bars at each place: groups holds a name, and a height for each place."""
+    width = 0.8 / len(groups)
+    for i, (color, (name, heights)) in enumerate(zip(COLORS, groups.items())):
+        xs = [x + (i - (len(groups) - 1) / 2) * width for x in range(len(places))]
+        axis.bar(xs, heights, width, label=name, color=color)
+    axis.set(xticks=range(len(places)), xticklabels=places, **labels)
+    axis.legend(frameon=False, fontsize=8)
+
+
 def by_rule(value) -> dict:
     """A curve for each rule: value(p, its settings) at each pass rate p."""
     return {name: [value(p, rule) for p in RATES] for name, rule in RULES.items()}
 
 
-def logged(cell: str, key: str) -> list[list[float]]:
-    """A metric of the ablations: one list of values per seed."""
-    text = (ROOT / "bench" / "results" / "objective.jsonl").read_text()
+def logged(cell: str, key: str, study: str = "objective") -> list[list[float]]:
+    """A metric of a study's runs: one list of values per seed."""
+    text = (ROOT / "bench" / "results" / f"{study}.jsonl").read_text()
     runs = [json.loads(line) for line in text.splitlines()]
     return [run["metrics"][key] for run in runs if run["cell"] == cell]
 
 
 def mean(values) -> float:
     values = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else math.nan
 
 
 # ------------------------------------------------------------------------------------- the figures
 def baselines(left, right) -> None:
-    """Session 1: what a baseline saves; how many groups are silent."""
+    """Session 1: what a baseline saves; how many groups have no gradient."""
     lines(left, RATES, {
         "no baseline": lambda p: laws.variance_per_draw(p, 0),
         "the others' mean, m = 4": lambda p: laws.variance_leave_one_out(p, 4),
         "b = p": lambda p: laws.variance_per_draw(p, p),
-    }, title="noise of one draw", ylabel="E[(r - b)² |s|²] / G²")
+    }, title="second moment of one sample's gradient", ylabel="E[(r - b)² |s|²] / G²")
     lines(right, RATES, {f"n = {n}": [laws.silent(p, n) for p in RATES] for n in (4, 8, 16)},
-          title="groups without signal", ylabel="chance")
+          title="groups without gradient", ylabel="probability")
+
+
+def one_step(left, right) -> None:
+    """Session 1: a policy with three answers before and after one step."""
+    names, pi = ["A (right)", "B (wrong)", "C (wrong)"], [0.2, 0.5, 0.3]
+    for axis, sampled, rewards in ((left, "ABBC", [1, 0, 0, 0]), (right, "BBBC", [0, 0, 0, 0])):
+        after = laws.after_step(pi, ["ABC".index(answer) for answer in sampled], rewards)
+        bars(axis, names, {"before the step": pi, "after the step": after}, ylim=(0, 0.7),
+             title=f"sampled: {', '.join(sampled)}", ylabel="probability of the answer")
 
 
 def temperature(left, right) -> None:
-    """Session 2: the drift of a wrong temperature; k3 in committed runs."""
+    """Session 2: the drift of a wrong temperature; k3 in three precisions."""
     logits = [i / 20 for i in range(-100, 101)]
     xs = [laws.softmax([z, 0])[0] for z in logits]
     lines(left, xs, {f"sampled at τ = {tau}": [laws.drift([z, 0], tau)[0] for z in logits]
                      for tau in (0.7, 1.0, 1.4)},
           title="push on a token's logit without any reward", xlabel="its probability at τ = 1",
           ylabel="expected gradient, advantage 1")
-    cells = {"bfloat16 engine, fp8 cache": "low-N1-none-clip-is",
-             "the same, routes replayed (R3)": "low-N1-r3-clip-is",
-             "float32 engine": "exact-N1-none-clip-is"}
-    lines(right, range(1, 65), {
-        name: [mean(seeds) for seeds in zip(*logged(cell, "kl_k3"))] for name, cell in cells.items()
-    }, yscale="log", xlabel="training step", ylabel="k3, nats per token", ylim=(1e-14, 1),
-        title="KL(engine ‖ trainer)")
+    precisions = ["float32", "float16", "bfloat16"]
+    studied = {"logits in float32": "float32", "logits in 16 bits": "16 bits"}
+    k3 = {name: [mean(sum(logged(f"tiny, {precision}, {logits}", "kl_k3", "precision"), []))
+                 for precision in precisions] for name, logits in studied.items()}
+    lines(right, precisions, k3, style="o", yscale="log", xlabel="precision of the weights",
+          ylabel="k3, nats per token", ylim=(1e-14, 1e-3), title="KL(engine ‖ trainer)")
 
 
 def draws(left, right) -> None:
-    """Session 3: what the rules draw, and how often in vain."""
+    """Session 3: how many samples the rules take, and how often in vain."""
     lines(left, RATES, by_rule(lambda p, rule: laws.expected_yield(p, rule).draws),
-          title="expected draws (M = 8, N = 4)", ylabel="samples per prompt")
+          title="expected number of samples (M = 8, N = 4)", ylabel="samples per prompt")
     lines(right, RATES, by_rule(lambda p, rule: laws.expected_yield(p, rule).silent),
-          title="no signal", ylabel="chance")
+          title="prompts without gradient", ylabel="probability")
 
 
 def weights(left, right) -> None:
@@ -97,7 +115,7 @@ def weights(left, right) -> None:
     lines(left, RATES, {
         "balance, in the limit: w(p)": laws.w_pool,
         "balance, M = 8, N = 4 (exact)": exact(),
-        "mean of the kept, in the limit": laws.w_kept,
+        "mean of the kept as baseline, in the limit": laws.w_kept,
         "uniform, n = 4": exact(sampler="uniform"),
     }, title="effective weight: the update is w(p) ∇p", yscale="log")
     lines(right, RATES, {
@@ -109,12 +127,32 @@ def weights(left, right) -> None:
 
 
 def budgets(left, right) -> None:
-    """Session 4: signal per draw and per trained row."""
-    best = "1 = best possible per draw"
-    lines(left, RATES, by_rule(laws.efficiency), title="signal per draw",
+    """Session 4: the value of a sample, and of an answer that is trained on."""
+    best = "1 = best possible per sample"
+    lines(left, RATES, by_rule(laws.efficiency), title="value of a sample",
           ylabel=best, ylim=(0, 1.05))
     lines(right, RATES, by_rule(lambda p, rule: laws.efficiency(p, rule, "trained")),
-          title="signal per row that is trained", ylabel=best, yscale="log")
+          title="value of an answer that is trained on", ylabel=best, yscale="log")
+
+
+def shares(left, right) -> None:
+    """Session 4: how the rules divide 100 samples among four prompts."""
+    rates = [0.02, 0.2, 0.5, 0.9]
+
+    def in_rounds(rule):
+        samples = [laws.expected_yield(p, rule).draws for p in rates]
+        return [100 * one / sum(samples) for one in samples]
+
+    def by_variance(alpha):
+        return allocate_gvm(rates, [1.0] * len(rates), 100, alpha, beta=2)
+
+    labels = dict(xlabel="pass rate of the prompt", ylabel="samples of 100", ylim=(0, 70))
+    names = ("uniform, n = 4", "ada-pos", "ada-balance")
+    bars(left, rates, {name: in_rounds(RULES[name]) for name in names},
+         title="rules with rounds", **labels)
+    bars(right, rates, {"p^(-1/2): ada-est, GVM without penalty": by_variance(0),
+                        "GVM, α = 0.001, β = 2": by_variance(1e-3)},
+         title="rules that allocate by pass rate", **labels)
 
 
 def cap(left, right) -> None:
@@ -227,8 +265,8 @@ def evaluation(left, right) -> None:
     right.legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
 
 
-DRAWN = (baselines, temperature, draws, weights, budgets, surrogate, cap, flips, stale, hack,
-         paths, evaluation)
+DRAWN = (baselines, one_step, temperature, draws, weights, budgets, shares, surrogate, cap, flips,
+         stale, hack, paths, evaluation)
 
 
 def draw(function) -> Path:

@@ -9,7 +9,7 @@ import pytest
 import eval as evaluation  # the module has the name of a builtin
 from helpers import ROOT
 from parts import config as config_module
-from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Flags, Settings, check, check_numbers,
+from parts.config import (RANGES, MAY_BE_ZERO, USUAL_RANGES, Flags, Settings, check, check_numbers,
                           name_of)
 from parts.machine import GB, Machine
 from parts.models import SMOLLM
@@ -36,7 +36,7 @@ def test_what_is_near_to_it_is_not(settings):
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
     for name, hint in get_type_hints(cls).items():
         for kind in {int, float} & {hint, *get_args(hint)}:
-            least, most = map(kind, LIMITS.get(name, USUAL[kind]))
+            least, most = map(kind, RANGES.get(name, USUAL_RANGES[kind]))
             zero = [kind(0)] * (least < 0 or name in MAY_BE_ZERO)
             for value in (least, most, *zero):
                 check_numbers(cls(**{name: value}))

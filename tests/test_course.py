@@ -3,8 +3,13 @@
 The labs have no solutions of their own: the project's functions are solutions, and must pass. With
 one line changed (course/mutants.jsonl) they make the mistakes of students: each must fail, with a
 message of its own. A change marked "right" is another correct way to write it, and must pass.
+
+tests/lab_solutions.jsonl has what people wrote who knew only the notes and the lab's file: right
+files in different styles, and files with one mistake. Of these it has the functions that differ
+from a right file. `said` are the lines that explain the first counterexample, mostly none.
 """
 import inspect
+import itertools
 import json
 import pkgutil
 import re
@@ -25,6 +30,8 @@ from parts.config import Settings, parse
 
 CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
+SOLUTIONS = lines(ROOT / "tests/lab_solutions.jsonl")
+RIGHT = [row for row in SOLUTIONS if "right" in row]
 LABS = list(check.HOMES)
 BUGS = bugs.bugs()
 
@@ -81,6 +88,31 @@ def test_the_projects_own_functions_get_all_points(lab):
 @pytest.mark.parametrize("way", [row for row in CHANGED if "right" in row], ids=lambda r: r["lab"])
 def test_what_is_right_and_written_otherwise_does_too(way):
     assert problems(check.grade(way["lab"], solution(way["lab"], way))) == []
+
+
+def graded(row: dict) -> list[str]:
+    """The first problem of a row of lab_solutions.jsonl, or nothing."""
+    base = {one["right"]: one["code"] for one in RIGHT if one["lab"] == row["lab"]}
+    space = {}
+    for code in (base.get(row.get("of"), ""), row["code"]):
+        exec(compile(code, row["lab"], "exec"), space)
+    found = check.grade(row["lab"], {name: space[name] for name in check.HOMES[row["lab"]]})
+    return list(itertools.islice((one.problem for one in found if one.problem), 1))
+
+
+@pytest.mark.parametrize("row", RIGHT, ids=lambda row: f"{row['lab']}-{row['right']}")
+def test_a_right_solution_of_any_style_gets_all_points(row):
+    assert graded(row) == []
+
+
+@pytest.mark.parametrize("lab", [
+    pytest.param(lab, marks=[pytest.mark.slow] * (lab in ("lab_2", "lab_8"))) for lab in LABS])
+def test_a_typical_mistake_costs_points_and_only_a_true_cause_is_named(lab):
+    rows = [row for row in SOLUTIONS if row["lab"] == lab and "right" not in row]
+    found = {row["why"]: graded(row) for row in rows}
+    assert len(rows) >= 12 and [why for why, said in found.items() if not said] == []
+    explained = {why: said[0].splitlines()[1:] for why, said in found.items()}
+    assert explained == {row["why"]: row["said"] for row in rows}
 
 
 @pytest.mark.slow
@@ -145,7 +177,7 @@ FILES = [  # lab, its text, what is said
      ["keep([], 7) raised ZeroDivisionError"]),  # the inner one of the two is to blame
     (3, "def keep(pool, n): pass", ["has no function exit_test: restore it"]),
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
-                  "0 of 10 points", "keep([], 1) raised ValueError: too few",
+                  "0 of 10 points", "keep(pool=[], n=1) raised ValueError: too few",
                   "in line 14 of mine.py"]),
     (3, "def exit_test(*_): return inner()\ndef inner(): return 1 / 0\ndef keep(*_): pass",
      ["in line 2 of mine.py"])]
