@@ -205,7 +205,8 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
 
 @pytest.mark.parametrize("words, file", [
     (["3"], "lab_3.py"), (["lab_3"], "lab_3.py"), (["lab_3.py"], "lab_3.py"),
-    (["3", "{}"], "lab_3.py"), (["3", "{}/mine.py"], "mine.py"), (["{}/Lab3 ann.py"], "Lab3 ann.py")])
+    (["3", "{}"], "lab_3.py"), (["3", "{}/mine.py"], "mine.py"),
+    (["{}/Lab3 ann.py"], "Lab3 ann.py")])
 @pytest.mark.parametrize("well", [True, False])
 def test_the_exit_code_says_whether_a_file_has_all_points(tmp_path, monkeypatch, well, words, file):
     monkeypatch.setattr(check, "LABS", tmp_path)
