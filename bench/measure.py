@@ -327,14 +327,15 @@ def verifier(*runs: str) -> list[list[str]]:
 
 
 def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
-    """(run and data, gold, text, style) of the answers in groups.jsonl and eval.jsonl."""
+    """(run and data, gold, text, style) of the answers in a run's or an evaluation's logs."""
     from parts.folder import read_rows
     from parts.sources import MEASURED
 
     found = [(row["id"].partition("/")[0], row["gold"], sample["text"])
              for row in read_rows(run / "groups.jsonl") for sample in row["pool"]]
-    found += [(row["data"], row["gold"], row["text"]) for row in read_rows(
-        run / "eval.jsonl", lambda row: row.keys() >= {"data", "gold", "text"})]
+    found += [(row["data"], row["gold"], row["text"])
+              for log in ("eval.jsonl", "answers.jsonl")  # of eval.py, and of minirl.py
+              for row in read_rows(run / log, {"data", "gold", "text"}.issubset)]
     return [(f"{run.name}, {data}", gold, text, "minerva" if data in MEASURED else "")
             for data, gold, text in found if gold]
 

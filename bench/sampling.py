@@ -1,4 +1,5 @@
-"""Where does adaptive sampling pay? The studies skills, longer_skills, real_race, human, human_gpu.
+"""Where does adaptive sampling pay? The studies skills, longer_skills, real_race, human,
+human_gpu and qwen.
 
 What is compared, and what counts as which answer, was written down before: bench/plan.md. Of each
 run the evaluations are kept with what had been spent by then, and of the skills
@@ -23,7 +24,7 @@ from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdo
 
 from models import problems
 from parts.folder import read_rows
-from explorer.panels import plain, series
+from explorer.panels import literal, series
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
@@ -390,12 +391,35 @@ def human_runs(seeds=range(50, 55), longer: int = 1) -> list[dict]:
         for seed in seeds for arm, (flags, prompts, steps) in HUMAN.items()]
 
 
+QWEN = {  # arm -> flags, prompts a step: about 170 samples a step in both arms of the comparison
+    "ada-balance": ("--M 4 --N 3 --n 4", 16),
+    "uniform-4": ("--sampler uniform --n 4", 43),
+    "ada-balance-cap": ("--M 4 --N 3 --n 4 --max-rounds-all-correct 1", 20)}
+
+
+def qwen_runs() -> list[dict]:
+    """Qwen2.5-Coder-0.5B-Instruct on problems that people wrote (bench/qwen_plan.md).
+
+    The weights are runs/Qwen2.5-Coder-0.5B-Instruct, the data runs/svamp_fit.jsonl (569 training
+    problems) and runs/svamp_test.jsonl.
+    """
+    return [dict(run=f"{arm}-seed{seed}", arm=arm, seed=seed, command=(
+        "minirl.py --model ../Qwen2.5-Coder-0.5B-Instruct --data ../svamp_fit.jsonl --eval-data "
+        "../svamp_test.jsonl --eval-questions 311 --eval-k 4 --eval-every 10 --no-eval-first "
+        "--template three-examples --max-tokens 64 --max-prompt-tokens 400 --lr 1e-4 "
+        f"--warmup-steps 2 {flags} --batch-prompts {prompts} --log-groups 0 --seed {seed} "
+        f"--steps 20 --name {arm}-seed{seed}"))
+        for arms in (("ada-balance", "uniform-4"), ("ada-balance-cap",))  # the planned pair first
+        for seed in range(4) for arm in arms for flags, prompts in [QWEN[arm]]]
+
+
 def draw_sets(arms, lines: list[dict], name: str) -> None:
     """Accuracy on each held-out set against draws."""
     def on(title):
         return lambda line, cost: series([row | row["sets"] for row in line["evals"]], title, cost)
 
-    measures = {f"accuracy on {plain(title)}": on(title) for title in lines[0]["evals"][0]["sets"]}
+    sets = lines[0]["evals"][0]["sets"]
+    measures = {f"accuracy on {literal(title)}": on(title) for title in sets}
     columns = {"": ("samples drawn", "samples", by_arm(lines, arms))}
     picture(store.RESULTS / f"{name}.png", (6, 5.4), measures, columns, COLORS)
 
@@ -420,11 +444,14 @@ def real_tables(arms, rival: str, costs: dict, lines: list[dict]) -> dict[str, s
     arms = by_arm(lines, arms)
     against = {arm: mine for arm, mine in arms.items() if arm != rival}
     pairs = at_most(arms[rival], "samples", arms[OURS])[0]
+    columns = taken(costs, lines[0]["evals"][-1].get("sets", ()))
+    if lines[0]["evals"][0]["step"]:  # --no-eval-first
+        del columns["before"]
     found = {
         "Differences": table(against, {
             f"at equal {cost}": partial(minus, arms[rival], key)
             for cost, key in (costs | {"steps": "step"}).items()}, corner=f"minus {rival}"),
-        "What the runs took": table(arms, taken(costs, lines[0]["evals"][-1].get("sets", ())))}
+        "What the runs took": table(arms, columns)}
     if "prompts" in lines[0]["metrics"][0]:  # two studies are older than this
         title = "Of 1,000 draws: prompts with a signal, and prompts resolved within some rounds"
         within = {f"within {rounds}": resolved(rounds) for rounds in range(1, 5)}
@@ -500,6 +527,7 @@ STUDIES = dict(
     skills=Study(keep_letters, skills_tables, partial(draw, PICTURES)),
     longer_skills=Study(keep_letters, long_tables, partial(draw, LONG_PICTURE),
                         endings=("gradient that is not finite",)),
+    qwen=Study(keep_real, partial(real_tables, QWEN, "uniform-4", HUMAN_COSTS), planned=qwen_runs),
     real_race=Study(keep_real, partial(real_tables, PAIR, WIDE, RACE_COSTS)),
     **{name: Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
                    partial(draw_sets, HUMAN), planned=runs)

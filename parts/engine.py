@@ -76,7 +76,8 @@ class Engine:
     """vLLM with the model folder or hub id `model`, beside the trainer on the same machine.
 
     `sync_mode`: "merge" reloads merged weights in place: on a CPU vLLM's LoRA kernels decode 2.7
-    times slower. "adapter" swaps the LoRA adapter: nothing is rounded into a base of 16 bits.
+    times slower. "adapter" swaps the LoRA adapter: nothing is rounded into a base of 16 bits. A
+    run's default is decided in `defaults_of` (parts/settle.py).
     `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
     the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
     `architecture`: the model's config, which --sync adapter needs.
@@ -245,6 +246,8 @@ def start(model: str, options: dict):
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError,
             AssertionError) as error:  # the last: another process has released a GPU's memory
+        if error.__cause__ and not isinstance(error.__cause__, Exception):
+            raise error.__cause__  # Ctrl-C: Python 3.11 wraps what is raised while a class is made
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
     finally:  # vLLM 0.32's CPU worker replaces it by one that refuses, for threads that are bound

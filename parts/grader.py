@@ -89,6 +89,8 @@ def load(how: SimpleNamespace) -> str:
             signature = inspect.signature(how.judge)
             raw = {"raw": ""} if "raw" in signature.parameters else {}
             signature.bind({}, "", **raw)  # raises TypeError if it cannot be called so
+            if next(iter(signature.parameters)).startswith("completion"):
+                raise TypeError("its first argument is the problem, its second the completion")
             how.judge = functools.partial(score, how.judge, how.threshold, bool(raw))
         for question in how.examples:  # they fill its caches
             how.judge(*question)

@@ -258,6 +258,17 @@ def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, err
         assert f"did not start ({str(error).split(chr(10))[0] or 'RuntimeError'}" in said
 
 
+@pytest.mark.parametrize("stop", [SystemExit(130), KeyboardInterrupt()])
+def test_ctrl_c_while_vllm_is_imported_ends_as_elsewhere(monkeypatch, stop):
+    def llm(*_, **__):
+        raise RuntimeError("Error calling __set_name__") from stop
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
+    with pytest.raises(type(stop)) as ended:
+        engine_module.start("any", {})
+    assert ended.value is stop
+
+
 # ------------------------------------------------------------------------- as the sampler sees it
 def test_every_sample_knows_its_engine_steps(monkeypatch):
     """Two are asked for at once, and a third when the first has ended; a step may end nothing."""

@@ -290,6 +290,8 @@ def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(caps
     assert not watched(2, *ODD["c"], 2) and capsys.readouterr().out == ""
     assert not watched(2, [0.1, 0.2], "scored", "stop", 2, reward="own.py:f")
     assert "WARNING, step 2: all rewards (0.1 to 0.2)" in capsys.readouterr().out
+    assert not watched(2, [0.1, 0.9], "raised", "stop", 2, reward="own.py:f")
+    assert "WARNING, step 2: --reward gave no verdict on 2 of 2" in capsys.readouterr().out
     for ess in (0.2, 0.3):  # with weights of which few count
         assert not watched(3, *ODD["e"], 3, ess=ess)
         assert ("WARNING, step 3: the importance weights leave 20% of" in capsys.readouterr().out

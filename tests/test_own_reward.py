@@ -120,6 +120,7 @@ def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, t
 
 @pytest.mark.parametrize("takes, why", [
     ("a", "too many positional arguments"), ("completions, **kwargs", "too many positional"),
+    ("completion, problem", "its first argument is the problem"),
     ("a, b, *, c", "missing a required"), ("a, raw", "multiple values for argument 'raw'"),
     ("data_source, solution_str, ground_truth, extra_info=None", "missing a required argument")])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):

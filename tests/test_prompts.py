@@ -94,6 +94,10 @@ def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content,
     ("block.jinja", "{% if problem %}{{ problem }}{% endif %}\n", "{}"),  # as after every block
     ("cut.jinja", "{{ problem }}\n{#- no newline #}\n", "{}"),
     ("marked.jinja", "\ufeff{{ problem }}", "{}"),  # as some editors save it
+    # docs/data.md puts such a line before a chat template, which may look for it
+    ("off.jinja", "{% set enable_thinking = false %}{{ problem }}"
+     "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}",
+     "{}<think></think>"),
     ("dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}", "01 Jan: {}"),  # on any day
     ("chat.j2", QWEN, chat(("user", "{}")))])  # instead of the model's own
 def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path, name, source, expected):

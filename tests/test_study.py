@@ -163,7 +163,8 @@ def test_minirl_takes_the_flags_of_every_run_of_a_study(name, monkeypatch):
     """Of runs whose flags differ in numbers alone, the first."""
     seen = set()
     for run in all_runs(name):
-        flags = run["command"].replace("../words-135M", "SmolLM2-135M-Instruct").split()
+        command = re.sub(r"\.\./(words-135M|Qwen\S*)", "SmolLM2-135M-Instruct", run["command"])
+        flags = command.split()
         flags = flags[next(i for i, flag in enumerate(flags) if flag.startswith("--")):]
         words = [flag for flag in flags if flag not in (str(run["seed"]), run["run"])]
         alike = tuple("a number" if re.match(r"-?\d", word) else word for word in words)

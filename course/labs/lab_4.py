@@ -3,7 +3,7 @@
     python course/check.py 4
     python course/train.py --with lab_4   # your row_weights, with --weighting log
 
-row_weights belongs to the notes of session 3 ("To undo it"), allocate_gvm to those of session 4.
+Both functions belong to the notes of session 4, and formula (1) is in those of session 3.
 """
 from ada_sampler import largest_remainder  # noqa: F401
 
