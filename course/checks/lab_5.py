@@ -74,11 +74,11 @@ def ask(tokens, settings={}):
     call = described([*probabilities, As], config, settings)
     call += f", r = {spoken((lp - old).exp().tolist())}, w = {spoken(w.tolist())}"
     must_be(f"{call}: A after the call, when it is still needed", given, A_T)
-    if not term.requires_grad:
+    if not has_gradient(term):
         raise Wrong(f"{call}: the term has no gradient, so nothing could be learnt from it")
     must_be(f"{call}: M", mask, M_T)
     must_be(f"{call}: the term", term, slope * lp, causes=mistaken_terms(lp, w, slope, A_T))
-    if not found.requires_grad:  # otherwise `ask_one` says so, once
+    if not has_gradient(found):  # otherwise `ask_one` says so, once
         must_be(f"{call}: d(term)/d(log pi), which is M min(w, cap) A",
                 torch.autograd.grad(term.sum(), lp)[0], slope)
     must_be(f"{call}: the weight that is returned", found, w)
@@ -115,8 +115,12 @@ def ask_one(tokens):
                      minirl.objective(lp, old, mu, A_T, Settings())[2])
 
 
+def has_gradient(value) -> bool:
+    return getattr(value, "requires_grad", False)
+
+
 def must_be_constant(what: str, yours) -> None:
-    if yours.requires_grad:
+    if has_gradient(yours):
         raise Wrong(f"{what} must be a constant to autograd, and yours has a gradient")
 
 
