@@ -196,6 +196,8 @@ FILES = [  # lab, its text, what is said
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
                   "0 of 10 points", "keep(pool=[], n=1) raised ValueError: too few",
                   "in line 14 of mine.py"]),
+    (5, "def objective(*_): pass\nset_norms = importance_weight = objective",
+     ["objective must return (term_T, M_T, w_T), and yours returns NoneType None"]),
     (3, "def exit_test(*_): return inner()\ndef inner(): return 1 / 0\ndef keep(*_): pass",
      ["in line 2 of mine.py"])]
 

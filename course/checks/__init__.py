@@ -89,6 +89,15 @@ def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
     raise Wrong("\n".join(filter(None, [said, why, cause])))
 
 
+def results(function, names: str, *args):
+    """What the function returns, if that is a tuple with one value for each of the names."""
+    found = function(*args)
+    if isinstance(found, (tuple, list)) and len(found) == len(names.split()):
+        return found
+    raise Wrong(f"{function.__name__} must return ({', '.join(names.split())}), and yours returns "
+                f"{type(found).__name__} {spelled(found)}")
+
+
 def must_give(right, function, *args, why: str = "", causes: dict = {}, **kwargs) -> None:
     """The function must return this."""
     must_be(called(function, *args, **kwargs), function(*args, **kwargs), right, why=why,

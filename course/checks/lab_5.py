@@ -4,7 +4,7 @@ import itertools
 import torch
 
 import minirl
-from course.checks import Wrong, must_be, spelled
+from course.checks import Wrong, must_be, results, spelled
 from parts.config import Settings
 
 # Numbers for which different mistakes give different weights: pi_theta, pi_old, mu
@@ -67,7 +67,8 @@ def ask(tokens, settings={}):
     A_T, M_T = torch.tensor([As, Ms], dtype=torch.float64)
     config = Settings(**settings)
     given = A_T.clone()
-    term, mask, found = minirl.objective(lp, old, mu, given, config)
+    term, mask, found = results(
+        minirl.objective, "term_T M_T w_T", lp, old, mu, given, config)
     w = weights_of(lp, old, mu, config.importance)
     cap = config.weight_cap or float("inf")
     slope = M_T * w.clamp(max=cap) * A_T
