@@ -28,7 +28,7 @@ needed however the missing answers turn out. This changes when answers are drawn
     ada-est      draw ~ 1/sqrt(p) of earlier visits; keep all, weigh each by this pool's 1/sqrt(p)
     gvm          pilot answers estimate p; then draw where it lowers the gradient's variance most
 If you only want ada-balance, skip the last section, which serves ada-est and gvm. What happens to a
-prompt that is never solved: docs/sampling.md.
+prompt that is never solved: docs/method.md.
 
 **Use it** in another trainer: this file needs only the standard library (examples/own_loop.py).
 `collect` takes an engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a
@@ -135,14 +135,13 @@ class SamplerConfig:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, "
                                  f"not {getattr(self, name)!r:.80}")
         rule = self.rule
-        if min(self.n, self.M, self.N) < 1:
-            raise ValueError("n, M and N must be at least 1")
         if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 asks for M >= n
             raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")
         compares = self.advantage != "positives-only" or rule.min_correct or rule.min_wrong
-        if compares and rule.rows_per_prompt < 2:
-            raise ValueError("one answer has nothing to be compared with: set "
-                             f"{'M' if rule.allocates else 'n'} to 2 or more")
+        least = 2 if compares else 1
+        if rule.rows_per_prompt < least:
+            raise ValueError(f"set {'M' if rule.allocates else 'n'} to {least} or more" +
+                             ", because one answer has nothing to be compared with" * (least > 1))
         by_history = rule.allocates == "by history"
         if by_history and not EST_MIN <= self.M <= EST_MAX:
             raise ValueError(f"ada-est draws {EST_MIN} to {EST_MAX} answers of each prompt: M, "
@@ -245,7 +244,7 @@ def pass_rate(pool: list[Sample]) -> float:
 def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) -> list[float]:
     """Advantages of the kept answers: their rewards r compared with those of the whole pool of m.
 
-    pool-mean       r - mean                no division by std: docs/objective.md#advantages
+    pool-mean       r - mean                no division by std: docs/method.md#advantages
     leave-one-out   r - mean of the others  RLOO: unbiased for a fixed m; pool-mean is (m-1)/m of it
     group-std       (r - mean) / std        GRPO: std with m - 1 in the denominator
     positives-only  max(r, 0)               RAFT
@@ -266,9 +265,8 @@ def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) 
 def row_weights(correct: list[bool], p_hat: float, rows_per_prompt: float, kind: str):
     """Weights of the kept answers, from which of them are correct and the pool's pass rate.
 
-    To keep half of each kind makes hard and easy prompts count more (course/notes/3). "none", the
-    default, leaves that as the released code does. To undo it, an answer stands for its share of
-    the pool:
+    To keep half of each kind makes hard and easy prompts count more (course/notes/3). "none" leaves
+    that as the released code does. To undo it, an answer stands for its share of the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2; a hard prompt counts 1/(2p^2)
@@ -328,6 +326,8 @@ def collect(
     Raises ValueError for a config that cannot work, RuntimeError if the engine loses samples.
     """
     config.validate()
+    if config.rule.allocates == "by history" and estimator is None:
+        raise ValueError(f"{config.sampler} needs an Estimator, which is kept from step to step")
     collector = Collector(config, engine, grader, more)
     sizes = [config.rule.round_size for _ in problems]
     if config.rule.allocates == "by history":

@@ -11,8 +11,8 @@ pass@k  the chance that at least one of k samples is right; unbiased (arXiv 2107
         independent. An interval from single samples would be several times too narrow.
 
 A score says nothing without its protocol: the template alone moves Qwen2.5-Math-1.5B from 33 % to
-62 % on MATH-500 (docs/evaluation.md). So the protocol is printed and stored with every result. The
-same command continues an interrupted evaluation.
+62 % on MATH-500 (docs/after_training.md). So the protocol is printed and stored with every result.
+The same command continues an interrupted evaluation.
 
 Results are computed of rows `in_order`: question after question, k samples each. Arrays with the
 suffix _Q have one entry per question.
@@ -31,15 +31,15 @@ import numpy as np
 from tqdm import tqdm
 
 from ada_sampler import fill_missing
-from parts.config import (Auto, CommonFlags, check_numbers, given_in, in_one_sentence, parse_flags,
-                          require_effect)
+from parts.config import (Auto, CommonFlags, check_numbers, common_effects, given_in,
+                          in_one_sentence, parse_flags, require_effect)
 from parts.data import (HELD_OUT, check_golds, check_readable, count_trained, default_data,
                         default_template, digest, digest_of_prompts, is_own, keys_of,
                         load_problems, load_sets, still_held_out)
 from parts.folder import (FREE, append, digest_of, keep_rows, open_folder, read_json, read_rows,
                           require_folder, write_safely)
 from parts.grader import NO_VERDICT, PART, mean_parts, require_function
-from parts.machine import Machine, build_for_cpu, this_machine
+from parts.machine import Machine, this_machine
 from parts.models import (TINY, Model, find_model, load_tokenizer, require_context,
                           require_weights, resolve_model)
 from parts.prompts import add_prompts, require_embedded, stop_ids
@@ -117,11 +117,8 @@ def check(c: Flags, usual: dict) -> None:
     """Raises ValueError, one sentence, for what cannot work."""
     check_numbers(replace(c, temperature=c.temperature or 1.0))  # 0 is greedy here
     columns = c.data == HELD_OUT or bool(c.data) and is_own(c.data)
-    require_effect(given_in(c, usual), [
-        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
-        ("columns", columns, "where the columns of data are known"),
-        ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder"),
-        ("engine_memory", not build_for_cpu(), "without a GPU")])
+    require_effect(given_in(c, usual), common_effects(c, columns) + [
+        ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder")])
     if c.temperature == 0 and c.k > 1:
         raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
     if c.base and c.against:
@@ -242,8 +239,8 @@ def is_sample(row: dict) -> bool:
 
 def in_order(rows, problems, k: int) -> list[dict | None]:
     """The rows of all samples, question after question, k each; None where one is missing."""
-    found = {(row["data"], row["id"], row["sample"]): row for row in rows}
-    return [found.get((problem.source, problem.id, s)) for problem in problems for s in range(k)]
+    drawn = {(row["data"], row["id"], row["sample"]): row for row in rows}
+    return [drawn.get((problem.source, problem.id, s)) for problem in problems for s in range(k)]
 
 
 def with_rewards(rows: list[dict]) -> list[dict]:
@@ -308,19 +305,20 @@ def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
     """A `report` of each set that `data` names. What is held out of training data is one set."""
     if len(expand(data)) == 1:
         return {data: report(rows, k)}
-    return {name: report(list(own), k) for name, own in groupby(rows, lambda row: row["data"])}
+    sets = groupby(rows, lambda row: row["data"])
+    return {name: report(list(of_set), k) for name, of_set in sets}
 
 
-def summarize(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
+def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
     """sets: {name: its report, with one per level if known}; weighted: the mean over all sets."""
     sets, means = {}, []
     for name in weights:
-        own = [row for row in rows if row["data"] == name]
-        levels = {row["level"] for row in own if "level" in row}
-        sets[name] = report(own, k) | {"levels": {
-            level: report([row for row in own if row.get("level") == level], k)
+        of_set = [row for row in rows if row["data"] == name]
+        levels = {row["level"] for row in of_set if "level" in row}
+        sets[name] = report(of_set, k) | {"levels": {
+            level: report([row for row in of_set if row.get("level") == level], k)
             for level in sorted(levels, key=lambda level: (len(level), level))}}  # 2 before 10
-        means.append(means_Q(own, k))
+        means.append(means_Q(of_set, k))
     return dict(sets=sets, weighted=bootstrap(means, list(weights.values())))
 
 
@@ -333,14 +331,14 @@ def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, 
     changes = {name: [] for name in weights}
     for row, after, before in zip(rows[::k], means_Q(rows, k), before_Q, strict=True):
         changes[row["data"]].append(after - before)
-    found = {name: bootstrap([values]) for name, values in changes.items()}
-    if len(found) > 1:
-        found["weighted"] = bootstrap(list(changes.values()), list(weights.values()))
+    results = {name: bootstrap([values]) for name, values in changes.items()}
+    if len(results) > 1:
+        results["weighted"] = bootstrap(list(changes.values()), list(weights.values()))
         changes["weighted"] = sum(changes.values(), [])
     for name, values in changes.items():
-        found[name] |= dict(better=sum(value > 0 for value in values),
+        results[name] |= dict(better=sum(value > 0 for value in values),
                             worse=sum(value < 0 for value in values), questions=len(values))
-    return found
+    return results
 
 
 # --------------------------------------------------------------------- everything before the engine
@@ -394,9 +392,9 @@ def adapted_policy(protocol: dict) -> tuple:
 
     if folder := run_named(protocol["adapter"]):
         run = settings(folder)
-        own = {flag: known for flag, known in protocol["own_files"].items()
+        files = {flag: sha for flag, sha in protocol["own_files"].items()
                if run.get(flag) == protocol[flag]}  # others are another reward, another template
-        require_same(folder, own, "the adapter was trained with its files as they were")
+        require_same(folder, files, "the adapter was trained with its files as they were")
     return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
 
 
@@ -460,13 +458,13 @@ def main(argv: list[str] | None = None) -> None:
                     "k", "max_tokens", "seed", "dtype", "versions"):
             said = "math-verify" if (key, protocol[key]) == ("reward", "") else protocol[key]
             print(f"{key:12} {shown(said, 1000)}")
-        rows, *of_base = map(with_rewards, sample(
+        rows, *of_base = map(with_rewards, draw_missing(
             problems, protocol, policy, rank, Path(protocol["out"])))
-        summary = summarize(rows, config.k, protocol["weights"])
+        summary = report_all(rows, config.k, protocol["weights"])
         than, trained = shown(config.against), protocol["trained"]
         for base in of_base:
             than, before_Q = f"the base model ({shown(config.model)})", means_Q(base, config.k)
-            summary["base"] = summarize(base, config.k, protocol["weights"])
+            summary["base"] = report_all(base, config.k, protocol["weights"])
             print(f"\n{than}:", end="")
             show_results(summary["base"], base, unit)
             print("\nwith the adapter:", end="")
@@ -483,7 +481,7 @@ def main(argv: list[str] | None = None) -> None:
         write_safely(Path(protocol["out"], "summary.json"), json.dumps(summary, indent=1))
 
 
-def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> list[list[dict]]:
+def draw_missing(problems, protocol: dict, policy, rank: int, folder: Path) -> list[list[dict]]:
     """The rows of all samples, and with --base those of the model without its adapter.
 
     Samples that `eval.jsonl` (of the base model `base.jsonl`) lacks are drawn and appended to it.
@@ -497,9 +495,9 @@ def sample(problems: list, protocol: dict, policy, rank: int, folder: Path) -> l
         keep_rows(file, is_sample)  # drops the half line that an interruption has left
     done = [list(read_rows(file, is_sample)) for file in files]
     print(f"results in {shown(folder)}, which has {counted(sum(map(len, done)), 'sample')} already")
-    found = [in_order(rows, problems, k) for rows in done]
-    if not any(None in rows for rows in found):
-        return found
+    samples = [in_order(rows, problems, k) for rows in done]
+    if not any(None in rows for rows in samples):
+        return samples
     with open_grader(protocol["reward"], protocol["threshold"]) as grader:
         if not protocol["reward"]:
             check_golds(problems, grader)

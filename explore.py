@@ -7,7 +7,7 @@
 
 The page shows the curves, the rounds of every recorded prompt, and for every trained token its
 three probabilities and Eq. 7 with its numbers. A run records what --log-groups of minirl.py says,
-in groups.jsonl (see docs/explore.md).
+in groups.jsonl (see docs/runs.md).
 
 A page has at most 20 MB. What does not fit is left out, tokens first, and the page and this program
 say so. The data are in the page as gzipped JSON in base64. That takes a seventh of their size, and

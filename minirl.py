@@ -49,8 +49,8 @@ from ada_sampler import collect, set_advantages
 from eval import bootstrap, evaluate, report_by_set
 from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Flags, Settings
 from parts.engine import EngineForSampler
-from parts.logprobs import (Sequence, gvm_norms, micro_batches, split_by_row, token_logprobs,
-                            tokens_at_once)
+from parts.logprobs import (Sequence, gvm_grad_norms, micro_batches, split_by_row,
+                            token_logprobs)
 from parts.machine import memory_gb, threads
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.routing_replay import note_routes, replaying, require_routes
@@ -100,7 +100,7 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
         run.engine.wake()
     with timed(seconds, "sync"):
         probed = sync(run)
-    skipped = sum(not math.isfinite(norm) for norm in grad_norms)
+    skipped = sum(not math.isfinite(grad_norm) for grad_norm in grad_norms)
     metrics = summarize(groups) | probed | seconds | dict(
         optimizer_steps=len(grad_norms) - skipped, skipped_steps=skipped,
         entropy=mean_surprisal(groups), seconds=sum(seconds.values()),
@@ -122,7 +122,7 @@ def sample(run: Run) -> list:
             estimator=run.estimator,  # ada-est: the pass rates of earlier steps
             more=stream.next,  # dapo: a prompt instead of one without gradient
             # gvm: how long the gradients of each prompt's right answers are
-            grad_norms=lambda groups: gvm_norms(run.policy, groups, config.temperature))
+            grad_norms=lambda groups: gvm_grad_norms(run.policy, groups, config.temperature))
     if run.engine.routes:  # MoE only
         require_routes(run.policy, groups)
     return groups
@@ -198,10 +198,23 @@ def rows_of_group(group, config: Settings) -> list[Row]:
     return [s.row for s, _ in group.rows()]
 
 
+def set_norms(rows: list[Row], config: Settings) -> None:
+    """Set `row.norm` to 1 / (responses * length). Why these two: docs/method.md#the-divisor"""
+    # The average, or dividing would take back that ada-est and gvm give some prompts more rows.
+    responses = len(rows) / config.mini_batches
+    length = config.max_tokens
+    if config.length_norm == "batch":  # the mean length of the batch's responses
+        length = sum(row.length for row in rows) / max(len(rows), 1)
+    for row in rows:
+        if config.length_norm == "response":
+            length = row.length
+        row.norm = 1 / (responses * length)
+
+
 def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
     """log pi_old of every row, before the first optimizer step of the batch."""
     # With the micro-batches of `accumulate`, or in low precision r would not start at 1.
-    for micro in micro_batches(rows, tokens_at_once(policy, rows, config.micro_tokens)):
+    for micro in micro_batches(rows, config.micro_tokens, policy=policy):
         with torch.no_grad(), replaying(policy, micro):  # replaying: MoE only
             lp_T, _ = token_logprobs(policy, micro, config.temperature)  # [T] in nats
         for row, logprobs in zip(micro, split_by_row(lp_T, micro)):
@@ -215,7 +228,7 @@ def accumulate(policy, rows: list[Row], config: Settings) -> float:
     What it computes of each token stays on the token's row, for `diagnostics` and the log.
     """
     loss, device = 0.0, policy.device
-    for micro in micro_batches(rows, tokens_at_once(policy, rows, config.micro_tokens)):
+    for micro in micro_batches(rows, config.micro_tokens, policy=policy):
         mu_T = torch.tensor([x for row in micro for x in row.mu_logprobs], device=device)  # [T]
         lengths = torch.tensor([row.length for row in micro], device=device)  # [rows]
         factors = torch.tensor([(row.coefficient, row.norm) for row in micro], device=device)
@@ -241,13 +254,13 @@ def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
     """Clip, step, forget the gradient. Returns its norm before clipping; not finite: no step."""
     policy.loss_scale.unscale_(optimizer)  # for float16 only
     weights = [p for p in policy.parameters() if p.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
-    if math.isfinite(norm):
+    grad_norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
+    if math.isfinite(grad_norm):
         optimizer.step()
         schedule.step()
     policy.loss_scale.update()
     optimizer.zero_grad(set_to_none=True)
-    return norm
+    return grad_norm
 
 
 # ------------------------------------------------------------------------------ the objective
@@ -299,22 +312,9 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
     return torch.ones_like(old_T)
 
 
-def set_norms(rows: list[Row], config: Settings) -> None:
-    """Set `row.norm` to 1 / (responses * length). Why these two: docs/objective.md#the-divisor"""
-    # The average, or dividing would take back that ada-est and gvm give some prompts more rows.
-    responses = len(rows) / config.mini_batches
-    length = config.max_tokens
-    if config.length_norm == "batch":  # the mean length of the batch's responses
-        length = sum(row.length for row in rows) / max(len(rows), 1)
-    for row in rows:
-        if config.length_norm == "response":
-            length = row.length
-        row.norm = 1 / (responses * length)
-
-
 # ------------------------------------------------------------------------------ beyond the paper
 def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
-    """DPPO's and IcePop's mask, [T], for comparison: docs/objective.md#other-masks"""
+    """DPPO's and IcePop's mask, [T], for comparison: docs/method.md#other-masks"""
     if config.mask == "icepop":
         low, high = ICEPOP_BOUNDS  # it also stops where engine and trainer disagree
         mismatch_T = (old_T - mu_T).exp()

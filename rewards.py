@@ -207,15 +207,15 @@ def flat(names: list[str]) -> list[str]:
     return sorted({*",".join(names).replace("(", "").replace(")", "").split(",")})
 
 
-def layout(found: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
+def layout(cases: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
     """The values without names, or all sides if there is but one.
 
     Different names make a point, whose values are sorted by name: `y=1, x=2` is (2, 1).
     """
-    if len(found) == len(found[0]) == 1:
-        return found[0][0][1]
+    if len(cases) == len(cases[0]) == 1:
+        return cases[0][0][1]
     points = []
-    for claims in found:
+    for claims in cases:
         ordered = sorted(claims, key=lambda claim: claim[0]) if as_point else claims
         listed = ", ".join("=".join(sides) for _, sides in ordered)
         points.append(f"({listed})" if as_point and len(claims) > 1 else listed)
@@ -316,14 +316,14 @@ class Grader(ForkingGrader):
         return future
 
     def check_golds(self, golds: list[str]) -> list[bool]:
-        """For each gold: is it compared as a string, or read and found equal to itself?"""
+        """For each gold: is it compared as a string, or read and equal to itself?"""
         checks = []
         for gold in golds:
             status, _, left, (_, *sides) = decide(gold, "x")
-            found = [compare_values(left, side, "") for side in sides]  # those of 3+3 = 6
-            if any(pair and pair[0] == "wrong" for pair in found):
+            verdicts = [compare_values(left, side, "") for side in sides]  # those of 3+3 = 6
+            if any(pair and pair[0] == "wrong" for pair in verdicts):
                 checks.append("false")
-            elif status or exact(left) and all(found):
+            elif status or exact(left) and all(verdicts):
                 checks.append(status or "wrong")
             else:
                 checks.append(self.ask_judge(left, (left, *sides), ""))

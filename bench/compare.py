@@ -14,7 +14,7 @@ from pathlib import Path
 
 import store
 
-from explorer.panels import COLORS, plain, read_run, series, smooth, what_differs
+from explorer.panels import COLORS, literal, read_run, series, smooth, what_differs
 from parts.text import interval, shown, unit_of
 
 COSTS = {  # key in both logs -> label
@@ -90,7 +90,7 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
         kept = {key: value for key, value in config if key not in SAME_BUT_SEED}
         same = json.dumps(kept, sort_keys=True) if kept else run["name"]
         groups.setdefault(same, []).append(run)
-    return {plain(same[0]["name"]) + f" (mean of {len(same)})" * (len(same) > 1): same
+    return {literal(same[0]["name"]) + f" (mean of {len(same)})" * (len(same) > 1): same
             for same in groups.values()}
 
 
@@ -140,7 +140,7 @@ def draw_comparison(asked: list, out: str | Path) -> Path:
         print(line)
     groups = group_by_seed(runs)
     columns = {f"against {label}": (label, x, groups) for x, label in COSTS.items()}
-    measures = {f"accuracy on {plain(data or 'held-out problems')}": accuracy,
+    measures = {f"accuracy on {literal(data or 'held-out problems')}": accuracy,
                 "reward of the first round (moving mean)": reward}
     return picture(Path(out), (4.8 * len(columns), 8.4), measures, columns)
 

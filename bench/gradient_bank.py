@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from store import RESULTS, markdown
+from store import RESULTS, markdown, page
 
 from ada_sampler import SamplerConfig, collect
 from explorer.what_if import replayed
@@ -232,7 +232,8 @@ def main() -> None:
     if args.fill:
         fill()
     bank = read_bank()
-    text = report({rule: outcomes(config, bank) for rule, config in RULES.items()})
+    table = report({rule: outcomes(config, bank) for rule, config in RULES.items()})
+    text = page("gradient_bank", {"Gains relative to uniform-4": table}, [])
     (RESULTS / "gradient_bank.md").write_text(text)
     print(text)
 

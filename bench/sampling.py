@@ -24,7 +24,7 @@ from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdo
 
 from models import problems
 from parts.folder import read_rows
-from explorer.panels import plain, series
+from explorer.panels import literal, series
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
 RIVALS = ("uniform-4", "uniform-4-wide", "uniform-16")
@@ -418,7 +418,8 @@ def draw_sets(arms, lines: list[dict], name: str) -> None:
     def on(title):
         return lambda line, cost: series([row | row["sets"] for row in line["evals"]], title, cost)
 
-    measures = {f"accuracy on {plain(title)}": on(title) for title in lines[0]["evals"][0]["sets"]}
+    sets = lines[0]["evals"][0]["sets"]
+    measures = {f"accuracy on {literal(title)}": on(title) for title in sets}
     columns = {"": ("samples drawn", "samples", by_arm(lines, arms))}
     picture(store.RESULTS / f"{name}.png", (6, 5.4), measures, columns, COLORS)
 

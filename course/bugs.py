@@ -1,13 +1,13 @@
-"""The bug hunt: real bugs of this field, planted into a copy of the project.
+"""The bug hunt: real bugs of this field, each planted into a copy of the project.
 
-    python course/bugs.py list
-    python course/bugs.py plant 3 ~/hunt-3        # a copy with bug 3, and its symptom
-    python course/bugs.py hint 3                  # then hint 3 2 and hint 3 3, each nearer
-    python course/bugs.py check 3 minirl.py:123   # is it this line?
+    python course/bugs.py list                    # the complaint of each bug's user
+    python course/bugs.py plant 3 ~/hunt-3        # writes a copy that has bug 3
+    python course/bugs.py hint 3                  # then hint 3 2 and hint 3 3, which say more
+    python course/bugs.py check 3 minirl.py:123   # is the bug in this line?
     python course/bugs.py answer 3                # what it was, who had it, which test catches it
 
-Somebody had each of these bugs; the answer links to the report. The planted program runs, except
-for two bugs that end it at the start.
+Somebody reported each of these bugs, and the answer has the link to the report. The planted program
+trains, except for two bugs that end it before the first step. Only the teacher has this file.
 """
 import json
 import re
@@ -27,7 +27,7 @@ from bench.mutate import mutate, mutated
 
 ANSWERS = ROOT / "course" / "answers"
 HIDDEN = ("tests", "course", "bench", "docs", ".gitignore")  # they would give the bug away
-BESIDE = 2  # lines: so near is found
+BESIDE = 2  # a line at most this far from the bug counts as found
 
 
 def bugs() -> dict[int, dict]:
@@ -44,7 +44,7 @@ def find(number: int) -> dict:
 
 # ------------------------------------------------------------------------------ the copy
 def tracked() -> list[str]:
-    """The files that git knows: a copy has none of what lies beside them, like solutions."""
+    """The files that git knows. A student's solutions are not among them, so no copy has them."""
     try:
         names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     except (OSError, subprocess.CalledProcessError):
@@ -60,8 +60,30 @@ def copy(folder: Path) -> None:
 
 
 def command_of(bug: dict) -> str:
-    """It works in the copy and in the project, so that the two runs can be compared."""
-    return shlex.join(["python", "minirl.py", "--steps", "20", "--name", "hunt", *bug["flags"]])
+    """It works in the copy and in the project, so that the two runs can be compared.
+
+    The run's name has the bug's number, so that a second hunt can begin in the same folder.
+    """
+    return shlex.join(["python", "minirl.py", "--steps", "20", "--name", f"hunt-{bug['number']}",
+                       "--log-groups", "all", *bug["flags"]])
+
+
+def task_of(bug: dict) -> str:
+    """What the students read. It gives nothing of the bug away."""
+    run = f"runs/hunt-{bug['number']}"
+    return f"""The user says:
+
+    {bug["symptom"]}
+
+Run this command in this folder:
+
+    {command_of(bug)}
+
+Then run the same command in the project without the bug, and compare {run} of
+both folders. With --log-groups all, groups.jsonl has the answers to every prompt.
+If the program says that {run} exists already, choose another --name or delete
+that folder. You have found the bug when you can name its file and its line.
+"""
 
 
 # ------------------------------------------------------------------------------ where the bug is
@@ -81,56 +103,56 @@ def function_at(text: str, line: int) -> range:
 
 
 def verdict(bug: dict, where: str) -> str:
-    """How near `where`, "file:line" of the planted copy, is."""
+    """Whether the bug is at `where`, "file:line" of the planted copy."""
     file, _, line = where.rpartition(":")
     if not line.isdigit():
         raise SystemExit(f"{where} is not of the form file:line, such as minirl.py:123.")
     if Path(file).name != Path(bug["file"]).name:
-        return "No: that file is sound."
+        return "No: that file has no bug."
     lines = planted_lines(bug)
     if lines[0] - BESIDE <= int(line) <= lines[-1] + BESIDE:
-        return f"Yes! `answer {bug['number']}` tells its story."
+        return f"Yes! `answer {bug['number']}` says who had this bug."
     planted = mutated((ROOT / bug["file"]).read_text(encoding="utf-8"), bug)
     if int(line) in function_at(planted, lines[0]):
-        return f"Nearly: the function is right, the line is more than {BESIDE} away."
-    return "No: the file is right, the function is not."
+        return f"Nearly: the function is right, but the bug is more than {BESIDE} lines away."
+    return "No: the file is right, but the bug is in another function."
 
 
 # ------------------------------------------------------------------------------ the commands
 def list_bugs() -> None:
-    """What the users complain of, and in which session one learns what it takes."""
+    """What the users complain of, and which session teaches what one needs to find it."""
     for number, bug in bugs().items():
-        start = ", to start with" if "starter" in bug else ""
+        start = ", a good first bug" if "starter" in bug else ""
         print(f"{number:3}  session {bug['session']}{start}: {bug['symptom']}")
 
 
 def plant(number: Positional[int], folder: Positional[Path]) -> None:
-    """A copy with a bug."""
+    """Write a copy of the project that has this bug."""
     bug = find(number)
     if folder.exists() or folder.resolve().is_relative_to(ROOT):
-        raise SystemExit(f"{folder} exists, or is within the project: name a new folder outside.")
+        raise SystemExit(f"{folder} exists already, or is inside the project, so name a new folder "
+                         "outside.")
     copy(folder)
     mutate(folder, bug)
-    print(f"Bug {number} is in {folder}. What its user says:\n\n    {bug['symptom']}\n\n"
-          f"See it with, in that folder,\n\n    {command_of(bug)}\n\n"
-          f"and compare with the same command here, where the bug is not.")
+    (folder / "HUNT.txt").write_text(task_of(bug), encoding="utf-8")
+    print(f"Bug {number} is in {folder}. HUNT.txt there tells the students:\n\n{task_of(bug)}")
 
 
 def hint(number: Positional[int], which: Positional[int] = 1) -> None:
-    """One of three hints; a higher number is nearer."""
+    """One of three hints. A higher number says more."""
     hints = find(number)["hints"]
     if not 1 <= which <= len(hints):
-        raise SystemExit(f"There are hints 1 to {len(hints)}.")
+        raise SystemExit(f"There is no hint {which}: choose one of 1 to {len(hints)}.")
     print(hints[which - 1])
 
 
 def check(number: Positional[int], where: Positional[str]) -> None:
-    """Is it this line (file:line)?"""
+    """Is the bug in this line (file:line)?"""
     print(verdict(find(number), where))
 
 
 def answer(number: Positional[int]) -> None:
-    """What it was."""
+    """What it was, who had it, and which test catches it."""
     bug = find(number)
     seen = bug["seen"]
     print(f"{bug['why']}: {bug['file']}, line {planted_lines(bug)[0]}\n\n{bug['answer']}\n")
@@ -139,9 +161,9 @@ def answer(number: Positional[int]) -> None:
         for line in filter(None, text.split("\n")):
             print(f"  {sign} {line}")
     print(f"\nwho had it: {bug['source']}\n  {bug['url']}\n")
-    print(f"what shows it: {bug['diagnostic']}\n  in a sound run {seen['sound']}, with the bug "
+    print(f"what shows it: {bug['diagnostic']}\n  without the bug {seen['sound']}, with the bug "
           f"{seen['planted']}\n  ({seen['command']})")
-    print(f"what catches it: {bug['test']}")
+    print(f"which test catches it: {bug['test']}")
 
 
 def main() -> None:

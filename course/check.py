@@ -1,8 +1,8 @@
 """Grades a lab: points, and for each mistake the smallest counterexample, in numbers.
 
     python course/check.py 3              # course/labs/lab_3.py
-    python course/check.py 3 my/file.py   # another file with the same functions
-    python course/check.py 3 class/ann    # lab_3.py of this folder
+    python course/check.py my/lab_3.py    # the name of the file says which lab it is
+    python course/check.py 3 my/file.py   # a file with another name
 
 Your function takes the place of the project's, and then the project is called. There is no stored
 solution: the checks use exact expectations, brute force, autograd and the function's docstring. The
@@ -14,6 +14,7 @@ import functools
 import importlib
 import os
 import pkgutil
+import re
 import resource
 import runpy
 import signal
@@ -46,6 +47,7 @@ HOMES = {  # lab -> its functions, each with the module (and class) that has the
     "lab_7": {"extract_answer": "rewards", "exact": "verifier.answers"},
     "lab_8": {"pass_at_k": "eval", "bootstrap": "eval"},
 }
+LAB = r"(?i)lab[ _-]?([1-8])(?!\d)"  # in the name of a file
 
 
 class Overtime(BaseException):
@@ -171,15 +173,30 @@ def grade_file(lab: str, file: Path) -> bool:
     return reached == total
 
 
+def lab_in(name: str) -> str | None:
+    """The lab that the name of a file says, for example lab_3 for Lab3_ann.py."""
+    found = re.search(LAB, name)
+    return found and f"lab_{found[1]}"
+
+
+def lab_and_file(word: str, path: Path | None = None) -> tuple[str, Path]:
+    """The lab that is meant by its number, its name, or its file; SystemExit if none is."""
+    lab = lab_in(f"lab_{word}" if word.isdigit() else Path(word).name)
+    if not lab:
+        raise SystemExit(f"Which lab is {word}? Give a number from 1 to {len(HOMES)}, or a file "
+                         "that is called lab_N.py, for example lab_3.py.")
+    if not path:
+        is_name = word in (lab, lab[-1], f"{lab}.py") and not Path(word).is_file()
+        path = LABS if is_name else Path(word)
+    return lab, (path / f"{lab}.py" if path.is_dir() else path).resolve()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Points for a lab.")
-    parser.add_argument("lab", type=int, choices=range(1, len(HOMES) + 1), help="its number")
-    parser.add_argument("path", nargs="?", type=Path, default=LABS,
-                        help="a file, or a folder with lab_N.py in it; default: course/labs")
+    parser.add_argument("lab", help="its number, or its file with lab_N in the name")
+    parser.add_argument("path", nargs="?", type=Path, help="the file, if its name is another one")
     args = parser.parse_args()
-    lab, path = f"lab_{args.lab}", args.path.resolve()
-    file = path / f"{lab}.py" if path.is_dir() else path
-    raise SystemExit(0 if grade_file(lab, file) else 1)
+    raise SystemExit(0 if grade_file(*lab_and_file(args.lab, args.path)) else 1)
 
 
 if __name__ == "__main__":

@@ -15,37 +15,50 @@ Phi = NormalDist().cdf
 Coin = namedtuple("Coin", "id p")  # a prompt that is solved with probability p
 
 
-# --------------------------------------------------------------- session 1: how much the draws vary
+# ----------------------------------------------------------- session 1: how much a gradient varies
 def variance_per_draw(p: float, b: float) -> float:
-    """Noise of one draw, E[(r - b)^2 |score|^2], with baseline b, in units of G^2."""
+    """Second moment of one sample's gradient, E[(r - b)^2 |score|^2], in units of G^2."""
     return p * (1 - p) + (p - b) ** 2
 
 
 def variance_leave_one_out(p: float, m: int) -> float:
-    """The same with the mean of the other m - 1 draws as baseline."""
+    """The same, and the baseline is the mean of the other m - 1 rewards."""
     return p * (1 - p) * m / (m - 1)
 
 
-# -------------------------------------------------------- session 2: the log-prob of another policy
 def softmax(logits: list[float], tau: float = 1.0) -> list[float]:
     highest = max(logits)
     powers = [math.exp((z - highest) / tau) for z in logits]
     return [power / sum(powers) for power in powers]
 
 
+def after_step(pi: list[float], answers: list[int], rewards: list[float]) -> list[float]:
+    """A softmax policy after one step with learning rate 1; the mean reward is the baseline.
+
+    pi holds the probability of each possible answer, and answers the indices of those sampled.
+    """
+    baseline = math.fsum(rewards) / len(rewards)
+    logits = [math.log(q) for q in pi]
+    for answer, reward in zip(answers, rewards):
+        for k, q in enumerate(pi):
+            logits[k] += (reward - baseline) * ((k == answer) - q) / len(answers)
+    return softmax(logits)
+
+
+# -------------------------------------------------------- session 2: the log-prob of another policy
 def drift(logits: list[float], tau: float) -> list[float]:
     """E[grad_z log pi_1(v)] for v drawn at temperature tau: 0 only at tau = 1."""
     return [a - b for a, b in zip(softmax(logits, tau), softmax(logits))]
 
 
-# ------------------------------------------------------------------- session 3: the laws of drawing
+# ------------------------------------------------------- session 3: how many samples a prompt takes
 def silent(p: float, n: int) -> float:
-    """The chance that n answers are all right or all wrong."""
+    """The probability that n answers are all right or all wrong, so there is no gradient."""
     return p**n + (1 - p) ** n
 
 
 def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
-    """(right, wrong, outcome) of a closed pool -> its chance, by the project's own exit test."""
+    """(right, wrong, outcome) of a closed pool -> its probability, by the project's exit test."""
     closed, waiting, M = Counter(), {(0, 0): 1.0}, config.rule.round_size
     law = [math.comb(M, k) * p**k * (1 - p) ** (M - k) for k in range(M + 1)]
     for t in range(1, config.rule.max_rounds + 1):
@@ -80,10 +93,10 @@ class Yield(NamedTuple):
     """Expectations over all pools of a prompt with pass rate p."""
 
     weight: float  # w(p): the update is w(p) grad p
-    noise: float  # E of the sum of the squared coefficients, in units of G^2
-    draws: float
-    trained: float  # rows that are not silent
-    silent: float  # chance of no signal
+    noise: float  # C of the notes: the variance of the update, in units of G^2
+    draws: float  # number of samples, E[D]
+    trained: float  # kept answers with a coefficient other than 0
+    silent: float  # probability of no gradient
 
 
 def expected_yield(p: float, config: SamplerConfig) -> Yield:
@@ -110,9 +123,9 @@ def w_kept(p: float) -> float:
 
 # ----------------------------------------------------------------------- session 4: signal per draw
 def efficiency(p: float, config: SamplerConfig, per: str = "draws") -> float:
-    """Signal over noise, squared, per draw (or per trained row); 1 is the best that draws can give.
+    """Squared signal over variance, per sample or per trained answer; the best per sample is 1.
 
-    In units of |grad p|^2 / G^2 it is w^2 / (noise * cost); the best is 1 / (p (1-p)).
+    In units of |grad p|^2 / G^2 it is w^2 / (C * cost), and the best is 1 / (p (1-p)).
     """
     found = expected_yield(p, config)
     return found.weight**2 / (found.noise * getattr(found, per)) * p * (1 - p)
@@ -136,6 +149,16 @@ def capped(sigma: float, cap: float) -> tuple[float, float]:
     first = Phi(a - sigma) + cap * above
     second = math.exp(sigma**2) * Phi(a - 2 * sigma) + cap**2 * above
     return first, second - first**2
+
+
+# ---------------------------------------------------------------- session 6: routers change experts
+def flip(kappa: float, sigma: float) -> float:
+    """Probability that an error changes the chosen experts of a token in one layer.
+
+    kappa: density, near 0, of the gap between the last chosen logit and the next one. sigma:
+    standard deviation of the normal error of that gap, small against the gap's spread.
+    """
+    return kappa * sigma / math.sqrt(2 * math.pi)
 
 
 # ------------------------------------------------------------------------ session 7: a false accept

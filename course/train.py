@@ -2,6 +2,7 @@
 
     python course/train.py --with lab_3                 # two runs, a minute or two
     python course/train.py --with lab_3 lab_5           # functions of several labs at once
+    python course/train.py --with my/lab_3.py           # a file outside course/labs
     python course/train.py --with lab_1 --steps 60      # any flag of minirl.py, for both runs
 
 Both runs have the same seed. If your functions do what the project's do, all numbers agree, often
@@ -41,8 +42,8 @@ COMPARED = {  # the second is what lab 8's functions make
 def written(labs: list[str]) -> dict:
     """lab -> the functions that are written. Names the others; SystemExit if none is written."""
     found = {}
-    for lab in labs:
-        functions = check.load(lab)
+    for lab, file in map(check.lab_and_file, labs):
+        functions = check.load(lab, file)
         found[lab] = {name: own for name, own in functions.items() if not check.is_empty(own)}
         for name in functions.keys() - found[lab].keys():
             print(f"{lab}: {name} is not written yet, so the project's own is used")
@@ -91,15 +92,14 @@ def first_difference(own: Path, yours: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train with the functions of a lab.")
-    parser.add_argument("--with", dest="labs", nargs="+", required=True, choices=check.HOMES,
-                        metavar="lab_N")
+    parser.add_argument("--with", dest="labs", nargs="+", required=True, metavar="lab_N")
     args, rest = parser.parse_known_args()
-    os.chdir(check.ROOT)
     found = written(args.labs)
+    os.chdir(check.ROOT)
     for folder in (OWN, YOURS):
         shutil.rmtree(folder, ignore_errors=True)
     try:
-        run_both(found, flags_of(args.labs, rest))
+        run_both(found, flags_of(list(found), rest))
     finally:  # also where your functions ended the run
         if (YOURS / "metrics.jsonl").exists():
             print(first_difference(OWN, YOURS))

@@ -1,10 +1,12 @@
-"""What would a calculator make of it? Tells problems that were misread from sums that went wrong.
+"""Counts an answer as right if a calculator would get the gold from a sum that it contains.
+
+This score tells problems that were misread from sums that were calculated wrongly.
 
     python eval.py --adapter runs/NAME --data svamp --k 2 --reward examples/calculator.py:score \
         --out runs/calculator
 
-The samples are those of the same command without the last two flags: both scores are of the same
-answers.
+The samples are the same as those of this command without the last two flags, so both scores judge
+the same answers.
 """
 import operator
 import re
@@ -15,7 +17,7 @@ DO = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.tru
 
 
 def score(problem: dict, completion: str) -> float:
-    """1 if the right answer is what one of the sums in the completion should have come to."""
+    """1 if one of the sums in the completion, calculated correctly, gives the gold answer."""
     sums = [(float(a), sign, float(b)) for a, sign, b in SUM.findall(completion)]
     results = [DO[sign](a, b) for a, sign, b in sums if b or sign != "/"]
     gold = float(problem["answer"] if "answer" in problem else problem["Answer"])  # the hub's name

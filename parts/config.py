@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 import tyro
 
-from ada_sampler import RULES, SamplerConfig
+from ada_sampler import ADVANTAGES, RULES, SamplerConfig
 from parts.data import is_own
 from parts.folder import checkpoints
 from parts.grader import require_function
@@ -29,7 +29,6 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
     "grpo": ("group-std", "response"),
     "cispo": ("group-std", "batch"),
 }
-# The page of explore.py reads these too.
 # What --clip bounds: which tokens have a gradient (the mask), terms, weights, or nothing.
 CLIPS = {
     "minirl": "mask",
@@ -85,10 +84,7 @@ class CommonFlags:
 
 @dataclass(frozen=True)
 class Flags(SamplerConfig, CommonFlags):
-    """Every flag of `python minirl.py`: CommonFlags, the sampler's, and these.
-
-    A default of None depends on the model or the machine.
-    """
+    """Every flag of `python minirl.py`: CommonFlags, the sampler's, and these."""
 
     # ---- what is trained
     dtype: Auto[Literal["float32", "bfloat16", "float16"]] = None
@@ -113,7 +109,7 @@ class Flags(SamplerConfig, CommonFlags):
     """samples per round (ada-est, gvm: per prompt, on average); default: 8, with small models 4"""
     temperature: float = 1.0
     """sampling temperature, of trainer and engine alike"""
-    advantage: Auto[Literal["pool-mean", "leave-one-out", "group-std", "positives-only"]] = None
+    advantage: Auto[Literal[ADVANTAGES]] = None
     """what a reward is compared with; default: pool-mean, or group-std for grpo and cispo"""
 
     # ---- what the update maximises, of mu (engine), pi_old (trainer, same weights), pi_theta (now)
@@ -208,11 +204,11 @@ def name_of(flags: Flags) -> str:
 
 
 # ------------------------------------------------------------------------------ what cannot work
-LIMITS = {  # least and most of a number that is not 0; of all others USUAL
+RANGES = {  # least and most of a number that is not 0; of all others USUAL_RANGES
     "engine_memory": (0.01, 0.99), "lora_rank": (1, 512), "temperature": (0.01, 100.0),
     "threshold": (-1e9, 1e9), "weight_cap": (1.0, 1e9), "max_grad_norm": (1e-3, 1e9),
     "seed": (1, 2**32 - 1)}
-USUAL = {int: (1, 10**6), float: (1e-9, 1e9)}
+USUAL_RANGES = {int: (1, 10**6), float: (1e-9, 1e9)}
 MAY_BE_ZERO = (  # where 0 means off, none or all
     "weight_cap", "max_grad_norm", "warmup_steps", "eval_every", "log_groups", "keep_every", "seed",
     "threshold", "max_rounds_all_correct", "micro_rows", "limit")
@@ -221,9 +217,9 @@ MAY_BE_ZERO = (  # where 0 means off, none or all
 def check_numbers(config) -> None:
     """Raises ValueError, one sentence, for a number that is too small, too large or not finite."""
     for name, value in vars(config).items():
-        if type(value) not in USUAL or value == 0 and name in MAY_BE_ZERO:
+        if type(value) not in USUAL_RANGES or value == 0 and name in MAY_BE_ZERO:
             continue
-        least, most = LIMITS.get(name, USUAL[type(value)])
+        least, most = RANGES.get(name, USUAL_RANGES[type(value)])
         if not least <= value <= most:
             zero = "0, or " if name in MAY_BE_ZERO and least > 0 else ""
             raise ValueError(f"{name} must be {zero}from {least} to {most}, not {value}")
@@ -255,11 +251,19 @@ def unread(c: SamplerConfig) -> set[str]:
     return {name for row in RULES.values() for name in row.reads} - {*RULES[c.sampler].reads}
 
 
+def common_effects(c: CommonFlags, columns: bool) -> list[tuple[str, bool, str]]:
+    """Those that eval.py has too. `columns`: whether there are columns that are not known."""
+    return [
+        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
+        ("columns", columns, "where the columns of all problems are known"),
+        ("engine_memory sleep", not build_for_cpu(),
+         "without a GPU, where VLLM_CPU_KVCACHE_SPACE sets the engine's cache")]
+
+
 def effects(c: Flags) -> list[tuple[str, bool, str]]:
     """When a setting has an effect, and why it has none. Needs no model and no data."""
     data = ",".join(name for name in (c.data, c.eval_data) if name)
-    return [
-        ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
+    return common_effects(c, bool(data) and is_own(data)) + [
         ("importance weight_cap mask", c.objective == "minirl", f"with objective {c.objective}"),
         ("clip eps_low eps_high", CLIPS.get(c.objective) != "nothing",
          f"with objective {c.objective}"),
@@ -269,10 +273,7 @@ def effects(c: Flags) -> list[tuple[str, bool, str]]:
         ("replay", c.mini_batches > 1 or c.replay != "r2",
          "with one mini-batch, because there is no pi_old pass to repeat"),
         ("eps_low eps_high mask", c.clip, "without clip"),
-        ("eps_low eps_high", c.mask != "dppo", "with mask dppo, which looks at differences"),
-        ("columns", bool(data) and is_own(data), "where data and eval_data have known columns"),
-        ("engine_memory sleep", not build_for_cpu(),
-         "without a GPU, where VLLM_CPU_KVCACHE_SPACE sets the engine's cache")]
+        ("eps_low eps_high", c.mask != "dppo", "with mask dppo, which looks at differences")]
 
 
 def check_sampler(c: SamplerConfig) -> None:

@@ -76,7 +76,8 @@ class Engine:
     """vLLM with the model folder or hub id `model`, beside the trainer on the same machine.
 
     `sync_mode`: "merge" reloads merged weights in place: on a CPU vLLM's LoRA kernels decode 2.7
-    times slower. "adapter" swaps the LoRA adapter: nothing is rounded into a base of 16 bits.
+    times slower. "adapter" swaps the LoRA adapter: nothing is rounded into a base of 16 bits. A
+    run's default is decided in `defaults_of` (parts/settle.py).
     `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
     the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
     `architecture`: the model's config, which --sync adapter needs.

@@ -178,28 +178,31 @@ def take(folder: Path, kind: str):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
-        if names and not (mark in names and key in read_json(folder / mark)):
-            raise SystemExit(f"{shown(folder)} holds {shown(min(names))} but no {kind}: name "
-                             f"another folder by {flag}.")
-        held = open(folder / ".lock", "a")
-        lock(held, folder)
-        return held
+        if not names or mark in names and key in read_json(folder / mark):
+            lock = open(folder / ".lock", "a")
+            if can_lock(lock, folder):
+                return lock
+            why = "another program is writing to it"
+        else:
+            why = f"it holds {shown(min(names))} but no {kind}"
     except OSError as error:
-        busy = isinstance(error, BlockingIOError)
-        why = "another program is writing to it" if busy else error.strerror
-        raise SystemExit(f"Cannot use {shown(folder)} ({why}): name another folder by {flag}."
-                         ) from None
+        why = error.strerror
+    raise SystemExit(f"Cannot use {shown(folder)} ({why}): name another folder by {flag}.")
 
 
-def lock(held, folder: Path) -> None:
-    """Lock an open file. On a disk without locks (Lustre, some NFS) a line says what follows."""
+def can_lock(file, folder: Path) -> bool:
+    """Lock an open file. Returns False if another program has locked it.
+
+    On a disk without locks (Lustre, some NFS) a line says what follows.
+    """
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise
+        return False
     except OSError:
         print(f"the disk of {shown(folder)} cannot lock files, so do not start a second program "
               "that writes to this folder")
+    return True
 
 
 def claim(folder: Path, resume: bool):
@@ -209,18 +212,17 @@ def claim(folder: Path, resume: bool):
     SystemExit as `take` does, for a run that exists if `resume` is False, and for one whose
     checkpoints are gone, because a trained run must not start anew unnoticed.
     """
-    held = take(folder, "run")
-    if checkpoints(folder):
-        if not resume:
-            raise SystemExit(f"{folder} exists already: add --resume to continue it, or choose "
-                             "another --name.")
-        return held
-    if any(row["step"] > 1 for row in read_rows(folder / "metrics.jsonl")):
-        raise SystemExit(f"{folder} has logs but no checkpoint: put one back, or choose another "
-                         "--name.")
-    for name in ("config.json", "problems.json", *LOGS):
-        remove(folder / name)
-    return held
+    lock, saved, why = take(folder, "run"), checkpoints(folder), ""
+    if saved and not resume:
+        why = "exists already: add --resume to continue it"
+    elif not saved and any(row["step"] > 1 for row in read_rows(folder / "metrics.jsonl")):
+        why = "has logs but no checkpoint: put one back"
+    if why:
+        raise SystemExit(f"{folder} {why}, or choose another --name.")
+    if not saved:
+        for name in ("config.json", "problems.json", *LOGS):
+            remove(folder / name)
+    return lock
 
 
 def open_folder(folder: Path, protocol: dict):
@@ -228,17 +230,17 @@ def open_folder(folder: Path, protocol: dict):
 
     Raises SystemExit as `take` does, and if the folder has another protocol.
     """
-    held = take(folder, "evaluation")
+    lock = take(folder, "evaluation")
     file = folder / "protocol.json"
     if not file.exists():
         write_safely(file, json.dumps(protocol, indent=1))
-        return held
+        return lock
     stored = read_json(file)
     changed = [key for key in protocol if key not in FREE and protocol[key] != stored.get(key)]
     if changed:
         raise SystemExit(f"{shown(folder)} holds an evaluation with another {', '.join(changed)}: "
                          "name another folder by --out, or remove this one.")
-    return held
+    return lock
 
 
 # ------------------------------------------------------------------------------ checkpoints
@@ -274,8 +276,8 @@ def drop_older(folder: Path, keep_every: int) -> None:
     """
     *others, newest = checkpoints(folder)
     for older in others[:-1]:
-        kept = keep_every and step_of(older) % keep_every == 0
-        if not kept and step_of(older) > step_of(newest) - LAST_STEPS:
+        for_good = keep_every and step_of(older) % keep_every == 0
+        if not for_good and step_of(older) > step_of(newest) - LAST_STEPS:
             remove(older)
 
 

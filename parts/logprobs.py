@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens: from hidden states, a chunk of tokens at a time.
 
 The trainer reads the token ids that the engine sampled, the end token included, at the engine's
-temperature, and computes logits in float32. What breaks otherwise: docs/logprobs.md
+temperature, and computes logits in float32. What breaks otherwise: docs/runs.md
 """
 from dataclasses import dataclass
 
@@ -28,11 +28,15 @@ def split_by_row(value_T, rows: list[Sequence]) -> tuple:
     return value_T.split([row.length for row in rows], dim=-1)
 
 
-def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05) -> list[list[Sequence]]:
+def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05,
+                  policy=None) -> list[list[Sequence]]:
     """The rows in batches for the forward pass, in order of length.
 
     No batch (rows x longest row) exceeds `tokens`, and at most a share `padding` of all is padding.
+    With a `policy`, tokens that are computed once for all rows leave room for more of them.
     """
+    if policy and rows:
+        tokens = tokens_at_once(policy, rows, tokens)
     batches = [[]]
     real, closed = 0, 0  # tokens so far; area (rows x longest row) of the finished batches
     for row in sorted(rows, key=lambda row: len(row.ids)):
@@ -203,7 +207,7 @@ def tokens_at_once(policy, rows: list[Sequence], tokens: int) -> int:
 
 
 @torch.no_grad()
-def gvm_norms(policy, groups, temperature: float) -> list[float]:
+def gvm_grad_norms(policy, groups, temperature: float) -> list[float]:
     """GVM's G_i: the mean norm of the head's gradient over a prompt's right pilots; 0 without."""
     means = []
     for group in groups:

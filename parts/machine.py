@@ -187,18 +187,18 @@ def taken() -> tuple[float, float, float]:
 
     A lower priority gives way, so it is not counted.
     """
-    everybody, own, me = psutil.cpu_times(), 0.0, psutil.Process()
-    for process in (me, *me.children(recursive=True)):  # the graders are its own
+    everybody, ours, me = psutil.cpu_times(), 0.0, psutil.Process()
+    for process in (me, *me.children(recursive=True)):  # with its graders
         with contextlib.suppress(psutil.NoSuchProcess):
-            own += sum(process.cpu_times()[:4])  # and what its ended children have taken
+            ours += sum(process.cpu_times()[:4])  # and what its ended children have taken
     lower = everybody.nice if os.nice(0) > 0 else 0.0  # unless this program has one itself
-    return time.monotonic(), everybody.user + everybody.system + lower, own
+    return time.monotonic(), everybody.user + everybody.system + lower, ours
 
 
 def threads_beside(before: tuple, now: tuple, cores: int, most: int) -> int:
     """As many threads as others have left cores between two answers of `taken`: 1 to `most`."""
-    seconds, everybody, own = (end - start for start, end in zip(before, now))
-    others = (everybody - own) / seconds  # cores
+    seconds, everybody, ours = (end - start for start, end in zip(before, now))
+    others = (everybody - ours) / seconds  # cores
     return max(1, min(most, cores - math.ceil(others - IN_THE_WAY)))
 
 
@@ -215,7 +215,8 @@ SPARE = 0.9  # share of the free memory that a run may take; graders and others 
 def fit_in_memory(settings, model, free: int) -> int:
     """Tokens per pass: --micro-tokens, or as many as `free` bytes allow, up to MOST.
 
-    `model` may be empty. Raises SystemExit, one sentence, if the run would not fit.
+    Where rows share a beginning, `tokens_at_once` (parts/logprobs.py) makes more of them. `model`
+    may be empty. Raises SystemExit, one sentence, if the run would not fit.
     """
     context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
     (fixed, token), free = bytes_needed(settings, model), SPARE * free

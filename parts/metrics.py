@@ -1,7 +1,7 @@
 """What the numbers of a step say: rows for the logs, warnings, reasons to end the run.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
-prompt, with every sample and its tokens' numbers (docs/explore.md explains the columns). To read
+prompt, with every sample and its tokens' numbers (docs/runs.md explains the columns). To read
 some of it without the page:
 
     jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
@@ -136,23 +136,23 @@ def share(true_T) -> torch.Tensor:
 # ------------------------------------------------------------------------------ groups.jsonl
 def group_row(step: int, group, tokenizer) -> dict:
     """A prompt of one step, with its samples in the order of drawing."""
-    kept = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
+    updates = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
     return dict(
         step=step, place=group.index, refill=group.refill, id=group.problem.id,
         prompt=group.problem.prompt, gold=group.problem.answer, outcome=group.outcome,
         baseline=group.baseline, p_hat=group.p_hat,
-        pool=[sample_row(s, kept.get(s.index), tokenizer) for s in group.pool])
+        pool=[sample_row(s, updates.get(s.index), tokenizer) for s in group.pool])
 
 
-def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
-    """A sample. `kept`: its advantage and coefficient, or None if it was not kept."""
+def sample_row(s, update: tuple[float, float] | None, tokenizer) -> dict:
+    """A sample. `update`: its advantage and coefficient, or None if it was not kept."""
     rollout = s.rollout
     row = dict(
         round=s.round, submit=rollout.submitted, finish=rollout.finished, reward=s.reward,
         status=s.status, reason=s.why, finish_reason=rollout.finish_reason, text=rollout.text,
-        length=len(rollout.token_ids), kept=kept is not None) | s.parts
-    if kept:
-        row |= dict(advantage=kept[0], coefficient=kept[1])
+        length=len(rollout.token_ids), kept=update is not None) | s.parts
+    if update:
+        row |= dict(advantage=update[0], coefficient=update[1])
     if s.row is not None and s.row.theta_logprobs is not None:
         row |= token_columns(s.row, rollout.token_ids, tokenizer)
     return row
@@ -161,16 +161,16 @@ def sample_row(s, kept: tuple[float, float] | None, tokenizer) -> dict:
 def token_columns(row, token_ids: list[int], tokenizer) -> dict:
     """What the update computed for each token. pi_old only where it differs from pi_theta."""
     columns = dict(scale=row.norm, mini=row.mini_batch, ids=token_ids,
-                   tokens=pieces(token_ids, tokenizer), mu=numbers(row.mu_logprobs),
-                   theta=numbers(row.theta_logprobs.tolist()))
+                   tokens=pieces(token_ids, tokenizer), mu=rounded(row.mu_logprobs),
+                   theta=rounded(row.theta_logprobs.tolist()))
     if not torch.equal(row.old_logprobs, row.theta_logprobs):
-        columns["old"] = numbers(row.old_logprobs.tolist())
+        columns["old"] = rounded(row.old_logprobs.tolist())
     columns |= dict(
         mask="".join("1" if x else "0" for x in row.mask.tolist()),
-        weight=numbers(row.weight.tolist()),
-        entropy=numbers(row.entropy.tolist(), 4))
+        weight=rounded(row.weight.tolist()),
+        entropy=rounded(row.entropy.tolist(), 4))
     if row.agrees is not None:  # [T, MoE layers]
-        columns["agrees"] = numbers(row.agrees.float().mean(1).tolist(), 4)
+        columns["agrees"] = rounded(row.agrees.float().mean(1).tolist(), 4)
     return columns
 
 
@@ -191,7 +191,7 @@ def piece(tokenizer, pair: tuple[int, ...]) -> str:
     return tokenizer.decode(list(pair))[len(before):]
 
 
-def numbers(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
+def rounded(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
     """Rounded. None where JSON has no number, as for the log-probs of a broken update."""
     return [round(value, decimals) if math.isfinite(value) else None for value in values]
 

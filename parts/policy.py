@@ -15,7 +15,7 @@ from parts.provenance import MERGED, run_named, settings
 from parts.routing_replay import ROUTERS, RoutingReplay
 from parts.text import listed, shown
 
-START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/logprobs.md)
+START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/settings.md)
 PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
     "task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
     "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",

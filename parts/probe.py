@@ -16,7 +16,7 @@ TRIAL = 1.0  # nats (rms) by which the trial adapter moves the trainer's log-pro
 OFF = 0.1  # how far from 1 a slope may be, beside noise: sound runs in 8 bits had 0.93
 
 
-def limits(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> tuple:
+def tolerances(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> tuple:
     """(largest mean gap in nats, largest share of the trial's change that may be missing)."""
     if "fp8" in (engine_dtype, kv_cache_dtype):
         return 1.0, 0.6  # 8 bits are rough on unlikely tokens: sound runs had gaps of 0.4
@@ -40,9 +40,9 @@ def slope(x_T, y_T) -> tuple[float, float]:
 class Probe:
     """Made before training, when B is 0: so a resumed run has the same texts, of the base."""
 
-    def __init__(self, engine, policy, problems, *, limits: tuple, max_tokens: int = LONGEST,
+    def __init__(self, engine, policy, problems, *, tolerances: tuple, max_tokens: int = LONGEST,
                  temperature: float = 1.0):
-        self.engine, self.policy, (self.gap, self.rest) = engine, policy, limits
+        self.engine, self.policy, (self.gap, self.rest) = engine, policy, tolerances
         sums = itertools.accumulate(len(problem.prompt_ids) + LONGEST for problem in problems)
         count = max(1, sum(total <= TOKENS for total in sums))
         texts = [problem.prompt_ids for problem in problems[:count]]

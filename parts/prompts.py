@@ -3,9 +3,9 @@
     problems = add_prompts(problems, tokenizer, "reinforce-ada", max_prompt_tokens=1024)
 
 Training and evaluation share them, so a model is evaluated on the prompt it was trained on. The
-template alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/evaluation.md). It is one
-of TEMPLATES, or a file (docs/data.md): .json has turns for the tokenizer's own chat template, as
-TEMPLATES has them; .jinja makes the whole prompt.
+template alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/after_training.md). It is
+one of TEMPLATES, or a file (docs/data.md): .json has turns for the tokenizer's own chat template,
+as TEMPLATES has them; .jinja makes the whole prompt.
 """
 import contextlib
 import json

@@ -121,11 +121,11 @@ def note_routes(policy, rows: list, replay: str) -> None:
     routing = getattr(policy, "routing", None)
     if not routing:
         return
-    for row, own in zip(rows, routing.recorded(rows)):
+    for row, chosen in zip(rows, routing.recorded(rows)):
         if row.routes is not None:
-            row.agrees = routing.agreement(own, row.routes)[row.prompt_length - 1:]
+            row.agrees = routing.agreement(chosen, row.routes)[row.prompt_length - 1:]
         if replay == "r2":
-            row.replay = own
+            row.replay = chosen
 
 
 def require_routes(policy, groups: list) -> None:

@@ -34,7 +34,7 @@ from parts.machine import build_for_cpu, out_of_memory
 from parts.metrics import PATIENCE, group_row, watch
 from parts.models import Model, load_tokenizer, require_weights
 from parts.policy import load_policy
-from parts.probe import Probe, limits
+from parts.probe import Probe, tolerances
 from parts.prompts import add_prompts, is_jinja, require_embedded, stop_ids
 from parts.provenance import (base_of, note_start, own_files, read_config, require_same,
                               run_named)
@@ -202,10 +202,10 @@ def make_optimizer(policy, config: Settings):
 def start_probe(config: Settings, engine: Engine, policy, held_out: list) -> Probe:
     """The probe, with texts that the engine writes now, from the base weights."""
     seed_all(config.seed, "probe")
-    bounds = limits(
+    bounds = tolerances(
         config.dtype, config.rollout_dtype, config.kv_cache_dtype, bool(policy.routing))
     # - 1: vLLM adds a token to a text that it scores.
-    return Probe(engine, policy, held_out[:64], limits=bounds,
+    return Probe(engine, policy, held_out[:64], tolerances=bounds,
                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
 
 
@@ -454,8 +454,10 @@ def show_gain(run: Run, bootstrap) -> bool:
               f"{difference(one, unit_of(reward))}. {verdict(one, 'before the training')}")
         fallen |= direction(one) == "worse"
     if not changes:
+        first = any(row["step"] == 0 for row in read_rows(run.folder / "answers.jsonl"))
+        lacking = f"after step {run.state['step']}" if first else "before step 1 (--no-eval-first)"
         print("whether the model is better than before the training cannot be said, because "
-              "answers.jsonl lacks the evaluation before step 1 (--no-eval-first) or the last one; "
+              f"answers.jsonl has no evaluation {lacking}; "
               f"{python()} eval.py --adapter {run.folder} --base compares it with its base model")
     return fallen
 

@@ -53,20 +53,20 @@ def direction(one: dict) -> str:
 
 def verdict(one: dict, than: str, trained: int = 0) -> str:
     """What a paired difference means, in words. `trained`: how many problems were trained on."""
-    found, questions = direction(one), one["questions"]
+    outcome, questions = direction(one), one["questions"]
     few = f"little can be concluded from {counted(questions, 'problem')}"
     alike = one["ci_low"] == one["ci_high"]  # then there is no interval
-    if found == "no clear difference":
+    if outcome == "no clear difference":
         why = "the results are the same" if alike else "the 95% interval contains 0"
         why = f"and {few}" if questions < FEW else f"because {why}"
-        said = f"There is {found} from {than}, {why}."
+        said = f"There is {outcome} from {than}, {why}."
     elif questions < FEW:
-        said = f"The model looks {found} than {than}, but {few}."
+        said = f"The model looks {outcome} than {than}, but {few}."
     else:
-        side = "above" if found == "better" else "below"
+        side = "above" if outcome == "better" else "below"
         why = f"the whole 95% interval is {side} 0"
         why = "all problems have the same difference" if alike else why
-        said = f"The model is {found} than {than}, because {why}."
+        said = f"The model is {outcome} than {than}, because {why}."
     if trained:
         said += (f" But {trained} of these {questions} problems were trained on, so this says "
                  "little about new problems.")

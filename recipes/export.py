@@ -2,7 +2,8 @@
 
     python -m recipes.export runs/NAME my-model
 
-The adapter alone needs no export: every folder in runs/NAME/checkpoints is one (docs/export.md).
+The adapter alone needs no export, because every folder in runs/NAME/checkpoints is one
+(docs/after_training.md).
 """
 import argparse
 from pathlib import Path

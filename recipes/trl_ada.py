@@ -13,7 +13,7 @@ places:
     VLLMGeneration                    TRL would start an engine that cannot draw in rounds, and
                                       merge an adapter in place, at every sync: errors add up
 
-The last two are private, so only one version of TRL will do. More: docs/elsewhere.md.
+The last two are private, so only one version of TRL will do. More: docs/gpu.md.
 """
 import contextlib
 import json
@@ -64,24 +64,24 @@ def parse(argv: list[str] | None = None) -> tuple[TRL, Flags]:
     """
     argv, about = sys.argv[1:] if argv is None else argv, dict(
         prog="trl_ada.py", description="Reinforce-Ada sampling in TRL, with minirl.py's flags too")
-    own, others = tyro.cli(TRL, args=argv, return_unknown_args=True, **about)
+    recipe, others = tyro.cli(TRL, args=argv, return_unknown_args=True, **about)
     flags = minirl_flags.parse(["--sync", "merge", *others])
     with in_one_sentence("trl_ada.py"):
         before = settings(Path("runs", flags.name)) if flags.resume else {}
         if not before:
-            check(own, flags)
+            check(recipe, flags)
         elif folders.checkpoints(Path("runs", flags.name)):  # without one nothing is lost
-            own = own_before(flags) if own == TRL() else own
-            require_same(own, flags, before)
-    return own, flags
+            recipe = recipe_before(flags) if recipe == TRL() else recipe
+            require_unchanged(recipe, flags, before)
+    return recipe, flags
 
 
-def check(own: TRL, flags: Flags) -> None:
+def check(recipe: TRL, flags: Flags) -> None:
     """Raises ValueError, one sentence, for what TRL cannot do, whatever the model is."""
-    check_numbers(own)
+    check_numbers(recipe)
     require_effect(given_in(flags, vars(Flags())), [
         (UNREAD, False, "in TRL, which has settings of its own in --trl"),
-        ("lora_rank lora_alpha", not own.full, "with full")])
+        ("lora_rank lora_alpha", not recipe.full, "with full")])
     if flags.sync != "merge":
         raise ValueError("sync must be merge")
     if flags.n < 2 or flags.rule.allocates or flags.rule.refills:
@@ -97,37 +97,37 @@ def needs_gpu(flags: Flags) -> bool:
     return flags.dtype == "float16" or SHARDED != "nothing"
 
 
-def own_before(flags: Flags) -> TRL:
+def recipe_before(flags: Flags) -> TRL:
     file = Path("runs", flags.name, "trl.json")
     return TRL(**folders.read_json(file)) if file.exists() else TRL()
 
 
-def require_same(own: TRL, flags: Flags, before: dict) -> None:
+def require_unchanged(recipe: TRL, flags: Flags, before: dict) -> None:
     """Raises ValueError if --resume changes what TRL takes from the checkpoint."""
     now = dict(lr=flags.lr, keep_every=flags.keep_every)
-    if own != own_before(flags) or now != {name: before[name] for name in now}:
+    if recipe != recipe_before(flags) or now != {name: before[name] for name in now}:
         raise ValueError("lr, keep_every, full, micro_rows and trl are those of the start: resume "
                          "the run without them")
 
 
-def require_shares(own: TRL, c: Settings) -> None:
+def require_shares(recipe: TRL, c: Settings) -> None:
     """Raises SystemExit if the processes would have unequal shares of a step."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
     if (c.batch_prompts % WORLD or rows % c.mini_batches
-            or own.micro_rows and mini % own.micro_rows):
+            or recipe.micro_rows and mini % recipe.micro_rows):
         raise SystemExit(
             f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
-            f"processes, mini_batches = {c.mini_batches} and micro_rows = {own.micro_rows}")
+            f"processes, mini_batches = {c.mini_batches} and micro_rows = {recipe.micro_rows}")
 
 
-def trl_settings(own: TRL, c: Settings):
+def trl_settings(recipe: TRL, c: Settings):
     """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change."""
     from trl import GRPOConfig
 
     mini = c.batch_prompts * c.n // WORLD // c.mini_batches
-    micro, on_cpu = own.micro_rows or mini, build_for_cpu()
-    save_every = c.keep_every or c.steps if own.full else 1  # an adapter is small
+    micro, on_cpu = recipe.micro_rows or mini, build_for_cpu()
+    save_every = c.keep_every or c.steps if recipe.full else 1  # an adapter is small
     decided = dict(
         output_dir=f"runs/{c.name}/checkpoints", max_steps=c.steps * c.mini_batches, seed=c.seed,
         learning_rate=c.lr, warmup_steps=c.warmup_steps, weight_decay=0.0,
@@ -135,7 +135,8 @@ def trl_settings(own: TRL, c: Settings):
         gradient_accumulation_steps=mini // micro, scale_rewards="none",
         steps_per_generation=mini // micro * c.mini_batches, max_completion_length=c.max_tokens,
         temperature=c.temperature, use_vllm=True, use_cpu=on_cpu, bf16=c.dtype == "bfloat16",
-        fp16=c.dtype == "float16", model_init_kwargs=dict(dtype="float32" if own.full else c.dtype),
+        fp16=c.dtype == "float16",
+        model_init_kwargs=dict(dtype="float32" if recipe.full else c.dtype),
         logging_steps=1, save_strategy="steps", save_steps=save_every * c.mini_batches,
         report_to=c.report_to, ddp_find_unused_parameters=False,
         num_iterations=1)  # else --steps would count something else
@@ -149,7 +150,7 @@ def trl_settings(own: TRL, c: Settings):
         gradient_checkpointing=not on_cpu, optim="adamw_torch",
         lr_scheduler_type="constant_with_warmup")
     try:
-        return GRPOConfig(**decided, **left_to_user | json.loads(own.trl))
+        return GRPOConfig(**decided, **left_to_user | json.loads(recipe.trl))
     except (ValueError, TypeError) as error:
         raise SystemExit("--trl must be a JSON object of settings of TRL's GRPOConfig that no flag "
                          f"decides, such as '{{\"loss_type\": \"cispo\"}}' ({error}).") from None
@@ -226,7 +227,7 @@ def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
                 logprobs=[sample.rollout.logprobs for _, sample, _ in rows],
                 reward=[sample.reward for _, sample, _ in rows],
                 coefficient=[coefficient for *_, coefficient in rows],
-                found=summarize(trainer.groups) | trainer.probed)
+                step_metrics=summarize(trainer.groups) | trainer.probed)
 
 
 def rows_of(group, n: int) -> list[tuple]:
@@ -237,17 +238,17 @@ def rows_of(group, n: int) -> list[tuple]:
     return group.rows() or [(sample, 0.0) for sample in keep(group.pool, n)]
 
 
-def kept_reward(prompts, completions, reward, found, log_metric, **_) -> list[float]:
-    """TRL's reward function: what the grader said before. Logs what `rollouts` has found.
+def kept_reward(prompts, completions, reward, step_metrics, log_metric, **_) -> list[float]:
+    """TRL's reward function: what the grader said before. Logs the metrics of `rollouts`.
 
     TRL's own "reward" is of the kept samples, which were chosen: watch reward_first_round.
     """
-    for name, value in found[0].items():
+    for name, value in step_metrics[0].items():
         if name in ("samples", "tokens"):
             log_metric(name, float(value * WORLD))  # TRL averages over what all processes log
         elif isinstance(value, float):  # a mean over prompts or kept samples, or over all drawn
             of_all_drawn = name in ("reward_pool", "response_length", "truncated")
-            for _ in range(found[0]["samples"] if of_all_drawn else 1):
+            for _ in range(step_metrics[0]["samples"] if of_all_drawn else 1):
                 log_metric(name, value)
     return reward
 
@@ -258,8 +259,8 @@ class Keeper(TrainerCallback):
     a crash cuts short has no such name. The newest two stay, and every --keep-every-th.
     """
 
-    def __init__(self, own: TRL, config: Settings):
-        self.own, self.config, self.folder = own, config, Path("runs", config.name)
+    def __init__(self, recipe: TRL, config: Settings):
+        self.recipe, self.config, self.folder = recipe, config, Path("runs", config.name)
 
     def on_log(self, args, state, control, logs, **_) -> None:
         if FIRST and "loss" in logs:
@@ -273,7 +274,7 @@ class Keeper(TrainerCallback):
             named = folders.rename(written, written.with_name(f"step-{step:06d}"))
             folders.drop_older(self.folder, every)
             if step == self.config.steps or every and not step % every:
-                kind = "model" if self.own.full else "adapter"
+                kind = "model" if self.recipe.full else "adapter"
                 print(f"saved; evaluate it with {python()} eval.py --{kind} {named}")
 
     def step(self, state) -> int:
@@ -281,7 +282,7 @@ class Keeper(TrainerCallback):
         return -(-state.global_step // self.config.mini_batches)
 
 
-def before_training(own: TRL, flags: Flags, grader) -> SimpleNamespace:
+def before_training(recipe: TRL, flags: Flags, grader) -> SimpleNamespace:
     """Settings, model files, problems and newest checkpoint. The first process takes the folder.
 
     Raises SystemExit, one sentence, for what cannot work, before the engine is started.
@@ -289,7 +290,7 @@ def before_training(own: TRL, flags: Flags, grader) -> SimpleNamespace:
     PartialState(cpu=build_for_cpu())  # joins the other processes, or the broadcast reaches none
     if FIRST:
         start = before_the_engine(flags, grader)
-        folders.write_safely(start.folder / "trl.json", json.dumps(asdict(own)))
+        folders.write_safely(start.folder / "trl.json", json.dumps(asdict(recipe)))
         last = folders.step_of(start.newest) if start.newest else 0
         folders.keep_rows(start.folder / "metrics.jsonl",
                           lambda row: folders.has_step(row) and row["step"] <= last)
@@ -302,7 +303,7 @@ def before_training(own: TRL, flags: Flags, grader) -> SimpleNamespace:
             train=load_data(config, tokenizer, grader)[0])
     [start.newest] = broadcast_object_list([start.newest])  # the first's, for which all wait
     require_resumable(start.newest, start.config.steps)
-    require_shares(own, start.config)
+    require_shares(recipe, start.config)
     if len(start.train) < start.config.batch_prompts:
         raise SystemExit(f"{len(start.train)} problems are less than one batch of "
                          f"{start.config.batch_prompts}: lower --batch-prompts.")
@@ -322,20 +323,20 @@ def require_resumable(newest: Path | None, steps: int) -> None:
 
 
 # ------------------------------------------------------------------------------ the program
-def make_trainer(own: TRL, flags: Flags, grader) -> AdaTrainer:
-    start = before_training(own, flags, grader)
+def make_trainer(recipe: TRL, flags: Flags, grader) -> AdaTrainer:
+    start = before_training(recipe, flags, grader)
     c, path = start.config, start.model.path
-    args, engine = trl_settings(own, c), start_engine(c, start.model, start.stops)
+    args, engine = trl_settings(recipe, c), start_engine(c, start.model, start.stops)
     mixture = is_supported(start.model.config)
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules=adapted_layers(start.model.config) if mixture
                       else "all-linear")
     torch.manual_seed(c.seed)  # the adapter's start, in all processes alike
     trainer = AdaTrainer(
-        c, engine, start.train, grader, model=path, args=args, callbacks=[Keeper(own, c)],
-        processing_class=start.tokenizer, peft_config=None if own.full else lora)
+        c, engine, start.train, grader, model=path, args=args, callbacks=[Keeper(recipe, c)],
+        processing_class=start.tokenizer, peft_config=None if recipe.full else lora)
     trainer.eos_token_ids = start.stops  # TRL knows fewer, and counts answers that are cut off
-    if own.full:  # the weights are saved with these
+    if recipe.full:  # the weights are saved with these
         trainer.model.generation_config.eos_token_id = start.stops
         trainer.model.config.eos_token_id = start.stops
     trainer.newest = start.newest and str(start.newest)
@@ -343,11 +344,11 @@ def make_trainer(own: TRL, flags: Flags, grader) -> AdaTrainer:
     return trainer
 
 
-def main(own: TRL, flags: Flags) -> None:
+def main(recipe: TRL, flags: Flags) -> None:
     if not FIRST:
         sys.stdout = open(os.devnull, "w")
     with open_grader(flags.reward, flags.threshold) as grader:
-        trainer = make_trainer(own, flags, grader)
+        trainer = make_trainer(recipe, flags, grader)
         trainer.train(resume_from_checkpoint=trainer.newest)
 
 

@@ -6,10 +6,10 @@ import warnings
 
 TESTED = "1.16.0"
 
-found = next((trl.version for trl in importlib.metadata.distributions(name="trl")), "none")
-if found != TESTED:
+installed = next((trl.version for trl in importlib.metadata.distributions(name="trl")), "none")
+if installed != TESTED:
     raise SystemExit(f"recipes/trl_ada.py replaces private methods of TRL {TESTED}, and "
-                     f"installed is {found}: pip install --no-deps trl=={TESTED}")
+                     f"installed is {installed}: pip install --no-deps trl=={TESTED}")
 
 import torch
 from accelerate.utils import is_peft_model
@@ -19,7 +19,7 @@ from parts.engine import EngineForSampler, configure_vllm
 from parts.logprobs import Sequence
 from parts.machine import build_for_cpu
 from parts.policy import merged, sent_layers
-from parts.probe import Probe, limits
+from parts.probe import Probe, tolerances
 from parts.routing_replay import is_supported
 
 configure_vllm(build_for_cpu())  # before TRL imports it
@@ -86,7 +86,7 @@ class PromptProbe(Probe):
 
     def __init__(self, trainer):
         config, self.trl, self.engine = trainer.config, trainer, trainer.engine
-        self.gap, self.rest = limits(config.dtype, config.rollout_dtype, config.kv_cache_dtype,
+        self.gap, self.rest = tolerances(config.dtype, config.rollout_dtype, config.kv_cache_dtype,
                                      is_supported(trainer.model.config))
         self.rows = [Sequence(problem.prompt_ids[:LONGEST], prompt_length=1)
                      for problem in trainer.problems[:TEXTS]]
@@ -95,10 +95,10 @@ class PromptProbe(Probe):
     @torch.no_grad()
     def trainer(self):
         """log pi [T] of all tokens of the texts but their first, at temperature 1."""
-        found = []
+        logprobs = []
         for row in self.rows:
             ids_T = torch.tensor(row.ids, device=self.trl.args.device)
             with self.trl.accelerator.autocast():
                 logits_T = self.trl.model(input_ids=ids_T[None]).logits[0, :-1].float()
-            found.append(logits_T.log_softmax(-1).gather(-1, ids_T[1:, None])[:, 0].cpu())
-        return torch.cat(found)
+            logprobs.append(logits_T.log_softmax(-1).gather(-1, ids_T[1:, None])[:, 0].cpu())
+        return torch.cat(logprobs)

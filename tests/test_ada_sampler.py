@@ -338,7 +338,8 @@ def test_a_sample_that_is_lost_names_its_prompt(cfg, p, key, way):
 
 
 @pytest.mark.parametrize("changes, message", [
-    *((dict([(name, 0)]), "n, M and N must be at least 1") for name in "nMN"),
+    (dict(n=0), "set n to 2 or more"), (dict(M=0), "a round of 0 is below n = 4"),
+    (dict(sampler="uniform", n=0, advantage="positives-only"), "set n to 1 or more"),
     *((dict([(name, "nope")]), f"{name} must be one of .*not 'nope'")
       for name in ("sampler", "advantage", "weighting")),
     (dict(n=16, M=8), "a round of 8 is below n = 16"),
@@ -355,6 +356,11 @@ def test_what_would_train_on_nonsense_is_refused(changes, message):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match=message):  # and collect() checks first
         collect([], SamplerConfig(**changes), Engine(), Grader())
+
+
+def test_ada_est_without_an_estimator_is_refused():
+    with pytest.raises(ValueError, match="ada-est needs an Estimator"):
+        collect(coins([0.5]), config("ada-est"), Engine(), Grader())
 
 
 CHANGED = dict(

@@ -16,7 +16,7 @@ from parts import models
 from parts.engine import seed_everything
 from parts.logprobs import Sequence, head_of, token_logprobs
 from parts.models import SMOLLM, TINY, check_family, own_class, tiny_folder
-from parts.probe import Probe, limits
+from parts.probe import Probe, tolerances
 
 
 def cell(model, dtype="float32", sync="merge", cache="auto", trainer="float32", marks=(), **config):
@@ -69,7 +69,7 @@ def forgetting(engine, part: str):
 def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
         model, dtype, sync, cache, trainer, config):
     folder, mixture = folder_of(model, config), model == "tiny-moe"
-    bounds = limits(trainer, dtype, cache, mixture)
+    bounds = tolerances(trainer, dtype, cache, mixture)
     exact = bounds[0] < 1e-3
     margin = 0.05 if exact else 0.3
     large = model == SMOLLM or config  # a large head
@@ -81,7 +81,7 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
 
         def probed():
             """As the program does: the engine has the base weights."""
-            return Probe(engine, trained, problems, limits=bounds, max_tokens=12)
+            return Probe(engine, trained, problems, tolerances=bounds, max_tokens=12)
 
         judge = probed()
         for step in range(2):

@@ -9,10 +9,11 @@ import pytest
 import eval as evaluation  # the module has the name of a builtin
 from helpers import ROOT
 from parts import config as config_module
-from parts.config import (LIMITS, MAY_BE_ZERO, USUAL, Flags, Settings, check, check_numbers,
+from parts.config import (RANGES, MAY_BE_ZERO, USUAL_RANGES, Flags, Settings, check, check_numbers,
                           name_of)
 from parts.machine import GB, Machine
 from parts.models import SMOLLM
+from parts.settle import DEFAULTS
 from world import CPU, settled
 
 
@@ -35,7 +36,7 @@ def test_what_is_near_to_it_is_not(settings):
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
     for name, hint in get_type_hints(cls).items():
         for kind in {int, float} & {hint, *get_args(hint)}:
-            least, most = map(kind, LIMITS.get(name, USUAL[kind]))
+            least, most = map(kind, RANGES.get(name, USUAL_RANGES[kind]))
             zero = [kind(0)] * (least < 0 or name in MAY_BE_ZERO)
             for value in (least, most, *zero):
                 check_numbers(cls(**{name: value}))
@@ -66,19 +67,26 @@ def test_what_only_the_model_can_tell_is_refused_too(flags, words):
 
 
 # ------------------------------------------------------------------------------ defaults
-def test_the_defaults_are_those_that_the_page_explains():
-    page = (ROOT / "docs" / "defaults.md").read_text()
-    stated = {row: [float(number) for number in re.findall(r"\d[\d.e-]*", default)]
-              for row, default in re.findall(r"^\| (.+?) \| (.+?) \|", page, re.M)}
-    tiny, c, small = (settled(model=model) for model in ("tiny", "Qwen2.5-Math-1.5B", SMOLLM))
-    found = {
-        "`--lora-rank`": [c.lora_rank], "`--lora-alpha`": [c.lora_alpha], "`--n`": [c.n],
-        "`--lr`, real models": [c.lr], "`--lr`, built-in models": [tiny.lr],
-        "`--lr`, small models": [small.lr],
-        "schedule": [c.warmup_steps, small.warmup_steps],
-        "`--max-grad-norm`": [c.max_grad_norm],
-        "`--M`, `--N`, ε, the cap of 5": [c.M, c.N, c.eps_low, c.eps_high, c.weight_cap]}
-    assert {row: stated[row] for row in found} == found
+def test_the_page_of_settings_has_every_flag_with_its_default():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    rows = re.findall(r"^\| `--([\w-]+)`( ↻)? \| (.+?) \|", page, re.M)
+    stated = {flag.replace("-", "_"): cell for flag, _, cell in rows}
+    anew = {flag.replace("-", "_") for flag, mark, _ in rows if mark}
+    assert len(rows) == len(stated) and anew == config_module.RESUMABLE
+    found = vars(evaluation.Flags()) | vars(Flags())
+    by_size = [vars(settled(model=model)) for model in ("tiny", SMOLLM, "Qwen2.5-Math-1.5B")]
+    found |= {name: [c[name] for c in by_size] for name in DEFAULTS}
+    assert stated.keys() == found.keys(), "docs/settings.md has a row for each flag"
+    wrong = [name for name, value in found.items()
+             if value is not None and written(stated[name]) != written(value)]
+    assert wrong == [], "docs/settings.md has other defaults of these flags than the program"
+
+
+def written(value) -> list:
+    """A default as the page has it: off, –, or one value for each size of model."""
+    words = {False: "off", True: "on", "": "–"} if isinstance(value, bool | str) else {}
+    values = value if isinstance(value, list) else str(words.get(value, value)).split(", ")
+    return [float(x) if re.fullmatch(r"[\d.e-]+", str(x)) else x for x in values]
 
 
 H100 = Machine(card="H100", memory=80 * GB, dtype="bfloat16")

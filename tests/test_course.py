@@ -3,8 +3,13 @@
 The labs have no solutions of their own: the project's functions are solutions, and must pass. With
 one line changed (course/mutants.jsonl) they make the mistakes of students: each must fail, with a
 message of its own. A change marked "right" is another correct way to write it, and must pass.
+
+tests/lab_solutions.jsonl has what people wrote who knew only the notes and the lab's file: right
+files in different styles, and files with one mistake. Of these it has the functions that differ
+from a right file. `said` are the lines that explain the first counterexample, mostly none.
 """
 import inspect
+import itertools
 import json
 import pkgutil
 import re
@@ -18,13 +23,15 @@ import torch
 
 import minirl
 from bench.mutate import mutated
-from course import bugs, check, train
+from course import bugs, check, grade, train
 from helpers import HANG, ROOT, lines
 from parts import logprobs
 from parts.config import Settings, parse
 
 CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
+SOLUTIONS = lines(ROOT / "tests/lab_solutions.jsonl")
+RIGHT = [row for row in SOLUTIONS if "right" in row]
 LABS = list(check.HOMES)
 BUGS = bugs.bugs()
 
@@ -81,6 +88,31 @@ def test_the_projects_own_functions_get_all_points(lab):
 @pytest.mark.parametrize("way", [row for row in CHANGED if "right" in row], ids=lambda r: r["lab"])
 def test_what_is_right_and_written_otherwise_does_too(way):
     assert problems(check.grade(way["lab"], solution(way["lab"], way))) == []
+
+
+def graded(row: dict) -> list[str]:
+    """The first problem of a row of lab_solutions.jsonl, or nothing."""
+    base = {one["right"]: one["code"] for one in RIGHT if one["lab"] == row["lab"]}
+    space = {}
+    for code in (base.get(row.get("of"), ""), row["code"]):
+        exec(compile(code, row["lab"], "exec"), space)
+    found = check.grade(row["lab"], {name: space[name] for name in check.HOMES[row["lab"]]})
+    return list(itertools.islice((one.problem for one in found if one.problem), 1))
+
+
+@pytest.mark.parametrize("row", RIGHT, ids=lambda row: f"{row['lab']}-{row['right']}")
+def test_a_right_solution_of_any_style_gets_all_points(row):
+    assert graded(row) == []
+
+
+@pytest.mark.parametrize("lab", [
+    pytest.param(lab, marks=[pytest.mark.slow] * (lab in ("lab_2", "lab_8"))) for lab in LABS])
+def test_a_typical_mistake_costs_points_and_only_a_true_cause_is_named(lab):
+    rows = [row for row in SOLUTIONS if row["lab"] == lab and "right" not in row]
+    found = {row["why"]: graded(row) for row in rows}
+    assert len(rows) >= 12 and [why for why, said in found.items() if not said] == []
+    explained = {why: said[0].splitlines()[1:] for why, said in found.items()}
+    assert explained == {row["why"]: row["said"] for row in rows}
 
 
 @pytest.mark.slow
@@ -145,7 +177,7 @@ FILES = [  # lab, its text, what is said
      ["keep([], 7) raised ZeroDivisionError"]),  # the inner one of the two is to blame
     (3, "def keep(pool, n): pass", ["has no function exit_test: restore it"]),
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
-                  "0 of 10 points", "keep([], 1) raised ValueError: too few",
+                  "0 of 10 points", "keep(pool=[], n=1) raised ValueError: too few",
                   "in line 14 of mine.py"]),
     (3, "def exit_test(*_): return inner()\ndef inner(): return 1 / 0\ndef keep(*_): pass",
      ["in line 2 of mine.py"])]
@@ -171,14 +203,41 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
     assert [sentence for sentence in sentences if sentence not in said] == []
 
 
-@pytest.mark.parametrize("well, path", [(True, ""), (False, "mine.py")])
-def test_the_exit_code_says_whether_a_file_has_all_points(tmp_path, monkeypatch, well, path):
+@pytest.mark.parametrize("words, file", [
+    (["3"], "lab_3.py"), (["lab_3"], "lab_3.py"), (["lab_3.py"], "lab_3.py"),
+    (["3", "{}"], "lab_3.py"), (["3", "{}/mine.py"], "mine.py"),
+    (["{}/Lab3 ann.py"], "Lab3 ann.py")])
+@pytest.mark.parametrize("well", [True, False])
+def test_the_exit_code_says_whether_a_file_has_all_points(tmp_path, monkeypatch, well, words, file):
+    monkeypatch.setattr(check, "LABS", tmp_path)
     monkeypatch.setattr(check, "grade_file", lambda *asked: well and asked == (
-        "lab_3", tmp_path / "lab_3.py"))
-    monkeypatch.setattr(sys, "argv", ["", "3", str(tmp_path / path)])
+        "lab_3", tmp_path / file))
+    monkeypatch.setattr(sys, "argv", ["", *(word.format(tmp_path) for word in words)])
     with pytest.raises(SystemExit) as ended:
         check.main()
     assert ended.value.code == 1 - well
+
+
+def test_a_name_without_a_lab_is_refused_with_what_to_do(capsys, monkeypatch):
+    for word in ("9", "mine.py", "lab_12.py"):
+        said = said_by(check.main, capsys, monkeypatch, word)
+        assert said.startswith(f"Which lab is {word}?") and "called lab_N.py" in said
+
+
+def test_a_class_gets_a_table_and_a_text_for_each_student(tmp_path, capsys, monkeypatch):
+    right = next(row["code"] for row in RIGHT if row["lab"] == "lab_3")
+    (tmp_path / "class/ann/deeper").mkdir(parents=True)
+    for name, text in {"ann/lab_3.py": "def (:", "ann/deeper/lab_3 (1).py": right, "x.py": "",
+                       "lab_1_dan.py": "import os; os._exit(0)"}.items():
+        (tmp_path / "class" / name).write_text(text)
+    out = tmp_path / "out"
+    said = said_by(grade.main, capsys, monkeypatch, tmp_path / "class", "--out", out)
+    assert "x.py is not graded, because its name does not say the lab" in said
+    table = (out / "points.csv").read_text().splitlines()
+    assert table == ["student," + ",".join(LABS), "ann,,,10,,,,,", "dan,0,,,,,,,"]
+    ann, dan = ((out / f"{name}.txt").read_text() for name in ("ann", "dan"))
+    assert "line 1: SyntaxError" in ann and "10 of 10 points" in ann
+    assert "the code ended the program" in dan
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):

@@ -1,21 +1,20 @@
 """The lecture notes: what course/laws.py computes, against exact enumeration or the project's own
-functions; the numbers in the text; the figures, the copy for a class."""
-import io
+functions; the numbers in the text; the figures; the pages for lecturers."""
 import itertools
+import json
 import math
 import re
-import shlex
-import subprocess
-import tarfile
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 
+import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
-from course import bugs, figures, laws
+from course import check, figures, laws, quiz_sheet
 from helpers import ROOT
+from parts.config import Settings
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -52,24 +51,66 @@ def test_formulas_survive_markdown(page):
     assert [f for f in every if f.count("{") != f.count("}") or "](" in f] == []
 
 
-def test_every_quiz_has_an_answer_and_a_copy_for_a_class_has_none():
+def test_every_quiz_has_an_answer_and_a_page_for_the_lecturer():
     answers = (COURSE / "answers" / "quiz.md").read_text()
     for number, page in enumerate(NOTES, 1):
-        assert "(a) " in page.read_text().split("## Quiz")[1] and f"\n**{number}.** **" in answers
-    readme = (COURSE / "README.md").read_text()
-    words = shlex.split(re.search(r"git archive --prefix=\S+ -o \S+ (.*)", readme)[1])
-    archive = subprocess.run(["git", "archive", *words], cwd=ROOT, capture_output=True, check=True)
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as copy:
-        names = copy.getnames()
-        texts = [copy.extractfile(name).read().decode() for name in names
-                 if name.endswith((".py", ".md", ".jsonl")) and "results" not in name]
-    told = [bug["answer"] for bug in bugs.bugs().values()] + ["# Model answers", "**3/4**, against"]
-    assert not any(answer in text for text in texts for answer in told)
-    assert "course/check.py" in names and "course/answers/quiz.md" not in names
+        option = re.search(rf"\n\*\*{number}\.\*\* \*\*(\(\w\)), ", answers)[1]
+        lecturer = (COURSE / "answers" / f"session_{number}.md").read_text()
+        options = re.findall(r"^\* (\(\w\)) ", page.read_text().split("## Quiz")[1], re.M)
+        assert f"## Quiz: the expected answer is {option}, " in lecturer and option in options
+        assert options == re.findall(r"^\| (\(\w\)) ", lecturer, re.M), (
+            f"the quiz has changed: update the table in course/answers/session_{number}.md")
+
+
+def test_a_plan_fills_its_90_minutes_and_agrees_with_the_syllabus():
+    syllabus = (COURSE / "README.md").read_text()
+    for number in range(1, len(NOTES) + 1):
+        plan = (COURSE / "answers" / f"session_{number}.md").read_text().split("## On the board")[0]
+        rows = re.findall(r"^\| (\d+) to (\d+) \| (.*) \|$", plan, re.M)
+        assert [int(end) for _, end, _ in rows] == [int(row[0]) for row in rows[1:]] + [90]
+        spent = dict(reports=0, quiz=0, lab=0)
+        for start, end, what in rows:
+            kind = next((kind for kind in spent if what.lower().startswith(kind)), "talk")
+            spent[kind] = spent.get(kind, 0) + int(end) - int(start)
+        stated = "{reports}, {talk}, {quiz}, {lab}".format(**spent)
+        assert re.search(rf"^\| {number} \[.*\| {stated} \|", syllabus, re.M), (
+            f"write {stated} into the row of session {number} in course/README.md")
+
+
+def test_the_walkthroughs_cells_are_those_that_the_readme_names():
+    cells = json.loads((ROOT / "walkthrough.ipynb").read_text())["cells"]
+    named = re.findall(r"^\| \d \| (\d+) to (\d+)[^|]* \| (.*) \|$",
+                       (COURSE / "README.md").read_text(), re.M)
+    assert [int(end) + 1 for _, end, _ in named][:-1] == [int(start) for start, _, _ in named][1:]
+    for start, end, words in named:
+        assert "".join(cells[int(start) - 1]["source"]).lstrip("# ").startswith(words), (
+            f"cell {start} of the walkthrough is another one: number the cells of the table in "
+            "course/README.md again")
+        assert cells[int(end) - 1]["cell_type"] == "code"
+
+
+def test_the_sample_of_the_checkers_output_is_what_the_checker_says(tmp_path, capsys):
+    """If this fails, run the command of the README again and paste what it prints."""
+    section = (COURSE / "README.md").read_text().split("## What the checker says")[1]
+    code, said = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
+    empty = (COURSE / "labs" / "lab_1.py").read_text()
+    (tmp_path / "lab_1.py").write_text(f"{empty}\n\n{code}")
+    assert not check.grade_file("lab_1", tmp_path / "lab_1.py")
+    assert capsys.readouterr().out == said
+
+
+def test_the_printed_quizzes_have_every_option_and_no_answer(tmp_path):
+    quiz_sheet.main(["--out", str(tmp_path / "quiz.pdf")])
+    assert (tmp_path / "quiz.pdf").read_bytes().count(b"/Type /Page ") == len(NOTES)
+    for page in NOTES:
+        parts = quiz_sheet.quiz_of(page.read_text())
+        assert sum(part.startswith("(") for part in parts) >= 2 and not parts[-1].startswith("(")
+        lines = [line for part in parts for line in quiz_sheet.printable(part)]
+        assert all(line.count("$") % 2 == 0 and len(line) < 100 for line in lines)
 
 
 @pytest.mark.parametrize("draw, page, stated", [
-    (figures.stale, 6, r"stops more tokens: (.*) % without replay"),
+    (figures.stale, 6, r"masks more tokens, namely (.*) % without replay"),
     (figures.evaluation, 8, r"30 questions and .* = (.*)\n")])
 def test_a_figures_first_curve_has_the_values_that_its_page_states(draw, page, stated):
     left, right = Figure().subplots(1, 2)
@@ -112,6 +153,16 @@ def test_noise_of_one_draw_with_and_without_baseline():
     assert found / G2 == pytest.approx(laws.variance_leave_one_out(0.25, 3))
 
 
+def test_one_step_on_a_group_is_a_step_along_its_policy_gradient():
+    pi, answers, rewards = torch.tensor([0.2, 0.5, 0.3]).double(), [0, 1, 1, 2], [1, 0, 0, 0]
+    theta = pi.log().requires_grad_()
+    advantage = torch.tensor(advantages(rewards, rewards, "pool-mean"), dtype=torch.float64)
+    (advantage * theta.log_softmax(0)[answers]).mean().backward()
+    after = torch.softmax(theta.detach() + theta.grad, 0).tolist()
+    assert laws.after_step(pi.tolist(), answers, rewards) == pytest.approx(after)
+    assert laws.after_step(pi.tolist(), [1, 1, 1, 2], [0, 0, 0, 0]) == pytest.approx(pi.tolist())
+
+
 # ------------------------------------------------------------------------ session 2: log-probs
 def test_the_score_of_another_temperature_has_a_mean():
     logits = torch.tensor([0.4, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
@@ -144,6 +195,16 @@ def test_the_mean_of_the_kept_has_another_weight_and_more_noise(p):
     assert gain == pytest.approx(2 * (p**2 + (1 - p) ** 2))
 
 
+def test_the_table_of_three_rules_has_the_values_of_expected_yield():
+    rows = re.findall(r"^\| ([\d.]+) \| (\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+                      NOTES[2].read_text(), re.M)
+    assert len(rows) == 12
+    for p, sampler, *said in rows:
+        found = laws.expected_yield(float(p), SamplerConfig(sampler=sampler))
+        values = [f"{found.draws:.1f}", f"{found.silent:.3f}", f"{found.weight:.2f}"]
+        assert values == said, f"note 3 has other numbers for {sampler} at p = {p}"
+
+
 # ------------------------------------------------------------------------------ session 4: budgets
 @pytest.mark.parametrize("n", [2, 4, 16])
 @pytest.mark.parametrize("p", RATES)
@@ -159,6 +220,17 @@ def test_gvm_allocates_where_the_variance_is_least():
         laws.gvm_least(p, norms, total), rel=1e-5)
 
 
+def test_the_bars_of_each_rule_share_100_samples():
+    left, right = Figure().subplots(1, 2)
+    figures.shares(left, right)
+    groups = [[bar.get_height() for bar in group]
+              for axis in (left, right) for group in axis.containers]
+    assert len(groups) == 5 and [sum(group) for group in groups] == pytest.approx([100] * 5)
+    uniform, _, balance, without_penalty, penalty = groups
+    assert uniform == pytest.approx([25] * 4)
+    assert balance[-1] > 25 and penalty[0] < without_penalty[0]
+
+
 # ------------------------------------------------------------------------------- session 5: MiniRL
 @pytest.mark.parametrize("sigma, cap", [(0.5, 2.0), (1.0, 5.0), (1.5, 1.2)])
 def test_mean_and_variance_of_a_capped_weight(sigma, cap):
@@ -169,6 +241,37 @@ def test_mean_and_variance_of_a_capped_weight(sigma, cap):
     assert laws.capped(sigma, cap) == pytest.approx((first, (w**2 * density).sum() - first**2))
 
 
+def test_the_table_of_note_5_has_what_the_programs_objective_gives():
+    rows = re.findall(r"^\| [1-4] \|(.*)\|$", NOTES[4].read_text(), re.M)
+    A, old, now, mu, r, w, mask, used, factor = torch.tensor(
+        [[float(cell.replace("$", "")) for cell in row.split("|")] for row in rows]).T
+    lp = now.log().requires_grad_()
+    term, mask_T, weight_T = minirl.objective(lp, old.log(), mu.log(), A, Settings())
+    term.sum().backward()
+    assert len(rows) == 4 and mask.tolist() == mask_T.tolist() == [1, 0, 1, 0]
+    assert torch.allclose(r, now / old) and torch.allclose(w, weight_T)
+    assert torch.allclose(used, w.clamp(max=5)) and torch.allclose(factor, lp.grad)
+
+
+def test_ppos_objective_is_flat_exactly_where_the_mask_is_0():
+    for axis, A in zip(panels := Figure().subplots(1, 2), (1.0, -1.0)):
+        figures.surrogate(*panels)
+        r, y = (torch.tensor(data) for data in axis.lines[1].get_data())
+        middle = ((r[1:] + r[:-1]) / 2).clamp(min=1e-9).log()
+        _, mask, _ = minirl.objective(middle, 0 * middle, middle, A + 0 * middle, Settings())
+        assert torch.equal((y.diff().abs() > 1e-9).to(mask), mask) and 0 < mask.sum() < len(mask)
+
+
+# ---------------------------------------------------------------- session 6: routers change experts
+def test_an_error_changes_the_experts_as_often_as_the_note_says():
+    """The gap is exponential with density kappa at 0; sigma is small against its mean 1 / kappa."""
+    kappa, sigma = 0.5, 0.01
+    gaps = np.linspace(0, 10 * sigma, 100_001)
+    larger = np.array([1 - laws.Phi(gap / sigma) for gap in gaps])
+    found = np.trapezoid(larger * kappa * np.exp(-kappa * gaps), gaps)
+    assert laws.flip(kappa, sigma) == pytest.approx(found, rel=0.01)
+
+
 # ----------------------------------------------------------------------------- session 7: loophole
 @pytest.mark.parametrize("p, h, prompts", [(0.2, 0.002, 50), (0.2, 0.008, 50), (0.3, 0.001, 20)])
 def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
@@ -177,6 +280,15 @@ def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
     assert rewards[-1] > 0.97 and rewards == sorted(rewards)
     assert accuracy < 0.05 or accuracy > 0.9
     assert (accuracy < 0.05) == (prompts * h > p)
+
+
+def test_the_drawn_paths_end_on_the_side_of_the_threshold_where_they_begin():
+    figures.paths(left := Figure().subplots(), right := Figure().subplots())
+    for axis, prompts in ((left, 50), (right, 500)):
+        *paths, threshold = (np.array(line.get_data()) for line in axis.lines)
+        assert threshold[1] == pytest.approx(threshold[0] / prompts)
+        wins = [(p[0] < prompts * h[0], p[-1] < h[-1]) for p, h in paths[::2]]
+        assert len(wins) == 5 and all(above == won for above, won in wins)
 
 
 # --------------------------------------------------------------------------- session 8: evaluation

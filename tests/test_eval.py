@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 import eval as evaluation  # the module has the name of a builtin
 from eval import (bootstrap, compare, draw_samples, evaluate, in_order, pass_at_k, report,
-                  summarize)
+                  report_all)
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import folder as folders
@@ -47,7 +47,7 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(ca
     sets = dict(a=rows_of(A, "a"), b=rows_of(B, "b"))
     for row in sets["a"]:
         row["level"] = "9" if row["id"] == "2" else "10"
-    summary = summarize(sets["a"] + sets["b"], 4, weights)
+    summary = report_all(sets["a"] + sets["b"], 4, weights)
     levels = {name: summary["sets"][name].pop("levels") for name in sets}
     assert summary["sets"] == {name: report(rows, 4) for name, rows in sets.items()}
     assert [(level, part["avg"], part["questions"]) for level, part in levels["a"].items()] == [
@@ -57,7 +57,7 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(ca
     sets["b"][0] |= dict(finish_reason="length", status="timeout", why="")
     rows = sets["a"] + sets["b"]
     for shown in (weights, dict(b=1)):
-        evaluation.show_results(summarize(rows, 4, shown), rows, ".1%")
+        evaluation.show_results(report_all(rows, 4, shown), rows, ".1%")
         said = capsys.readouterr().out
         assert "b, 3 questions: avg@4 66.7% [" in said
         assert ("weighted: " in said) == (len(shown) > 1)
@@ -244,7 +244,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
                     seed=3, max_tokens=9, base=False)
     there = json.dumps(sampled(PROBLEMS)[0]) + "\n"
     (tmp_path / "eval.jsonl").write_text(2 * there + '{"data": "mine", "id')
-    (rows,) = evaluation.sample(PROBLEMS, protocol, policy, 12, tmp_path)
+    (rows,) = evaluation.draw_missing(PROBLEMS, protocol, policy, 12, tmp_path)
     assert started == [dict(
         max_model_len=90, dtype="auto", max_num_seqs=1, memory_share=0.5, temperature=0.3,
         stop_token_ids=[2], seed=3, lora_rank=12, sync_mode=sync,
@@ -288,7 +288,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
         rows = stored(file, problems, 1)
         assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
         rows = evaluation.with_rewards(rows)
-        summary = summarize(rows, 1, dict(a=1, b=1))
+        summary = report_all(rows, 1, dict(a=1, b=1))
         sets = [summary["sets"][name] for name in "ab"]
         assert [one["avg"] for one in sets] == [-17 / 4, -8 / 3]
         assert [one["verifier_failures"] for one in sets] == [1 / 4, 1 / 3]
@@ -592,7 +592,7 @@ def test_an_evaluation_of_the_real_engine(merged):
     assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24
                for row in rows)
     assert len({row["text"] for row in rows}) > 25
-    again = summarize(rows, 4, protocol["weights"])
+    again = report_all(rows, 4, protocol["weights"])
     assert summary == json.loads(json.dumps(again))
     assert 0 < result["avg"] == summary["weighted"]["avg"] < result["pass"]["4"] <= 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"

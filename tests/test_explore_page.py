@@ -396,7 +396,7 @@ def test_whatever_a_log_holds_or_lacks_is_said_where_it_matters(browse):
 
 def test_each_view_of_the_gallery_says_what_its_guide_quotes(browse):
     docs = ROOT / "docs"
-    rows = [line for line in (docs / "explore.md").read_text().splitlines() if "[![" in line]
+    rows = [line for line in (docs / "runs.md").read_text().splitlines() if "[![" in line]
     assert len(rows) >= 4
     pages = defaultdict(dict)
     for row in rows:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models_small import LargestTensor, plain_logprobs, policy
-from parts.logprobs import (ChunkedLogprobs, Head, Sequence, float32_product, gvm_norms,
+from parts.logprobs import (ChunkedLogprobs, Head, Sequence, float32_product, gvm_grad_norms,
                             head_gradient_norm, micro_batches, shared_tokens, token_logprobs,
                             tokens_at_once)
 
@@ -154,7 +154,7 @@ def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_samplin
         for correct, ids in pool]) for pool in (pilots, [(False, [8, 2])])]
     right = [Sequence([1, 3, *ids], 2) for ids in ([5, 6], [9])]
     expected = sum(head_gradient_norm(trained, row, 0.5) for row in right) / 2
-    assert gvm_norms(trained, groups, 0.5) == [pytest.approx(expected), 0.0]
+    assert gvm_grad_norms(trained, groups, 0.5) == [pytest.approx(expected), 0.0]
 
 
 @given(st.lists(st.tuples(st.integers(2, 60), st.integers(1, 60)), min_size=1, max_size=30),

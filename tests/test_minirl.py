@@ -121,7 +121,7 @@ def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
     run, asked = ready(sampler="gvm", temperature=0.5), []
-    monkeypatch.setattr(minirl, "gvm_norms", lambda policy, groups, temperature: (
+    monkeypatch.setattr(minirl, "gvm_grad_norms", lambda policy, groups, temperature: (
         asked.append((policy, temperature)) or [1.0] * len(groups)))
     minirl.sample(run)
     assert asked == [(run.policy, 0.5)]

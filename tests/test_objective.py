@@ -11,6 +11,7 @@ import minirl
 from minirl import Row, objective
 from models_small import (gradients_of, plain_logprobs, policy, random_groups, tiny_policy,
                           update)
+from parts import logprobs
 from parts.config import CLIPS, OBJECTIVES, Settings
 from parts.logprobs import Sequence
 from parts.metrics import diagnostics
@@ -203,19 +204,21 @@ def learning(**changes):
 
 def test_the_pi_old_pass_samples_at_the_same_temperature(monkeypatch):
     """And what objective saw is left on the rows: see test_metrics.py, which computes it again."""
-    gaps, real, limits, real_micro = [], minirl.objective, set(), minirl.micro_batches
+    gaps, real, batches, real_micro = [], minirl.objective, [], minirl.micro_batches
 
     def watched(lp, old, *rest):
         gaps.append((lp - old).abs().max().item())
         return real(lp, old, *rest)
 
     monkeypatch.setattr(minirl, "objective", watched)
-    monkeypatch.setattr(minirl, "tokens_at_once", lambda *_: 57)
-    monkeypatch.setattr(minirl, "micro_batches", lambda rows, most: (
-        limits.add(most), real_micro(rows, most))[1])
+    monkeypatch.setattr(logprobs, "tokens_at_once", lambda *_: 57)  # as with shared tokens
+    monkeypatch.setattr(minirl, "micro_batches", lambda *rows, **how: (
+        batches.append(real_micro(*rows, **how)) or batches[-1]))
     gradients_of(tiny_policy(), random_groups(4, seed=10), temperature=0.5, mini_batches=2)
     assert gaps and max(gaps) < 1e-5  # the weights stay: pi_theta is pi_old
-    assert limits == {57}  # in the same passes, so that 16 bits round alike
+    sizes = [[len(micro) for micro in of_a_mini_batch] for of_a_mini_batch in batches]
+    assert sizes[:2] == sizes[2:]  # in the same passes, so that 16 bits round alike
+    assert all(sum(len(row.ids) for row in micro) <= 57 for micro in sum(batches, []))
 
 
 @pytest.mark.parametrize("most, larger", [(1e-3, 1), (0, 1e4)])

@@ -36,7 +36,7 @@ def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, drawn):
 
 
 def test_every_panel_is_explained_under_its_title():
-    explained = (ROOT / "docs" / "runs.md").read_text()
+    explained = (ROOT / "docs" / "learning.md").read_text()
     assert [title for _, title, _, _ in panels.PANELS if f"| {title} |" not in explained] == []
 
 

@@ -12,11 +12,11 @@ import models_small
 from engines import random_ids
 from models_small import move, second, trained_weights
 from parts.logprobs import Sequence, token_logprobs
-from parts.probe import LONGEST, TOKENS, Probe, limits, slope
+from parts.probe import LONGEST, TOKENS, Probe, tolerances, slope
 
-EXACT = limits("float32", "float32", "auto", mixture=False)
-HALF = limits("bfloat16", "bfloat16", "auto", mixture=False)
-EIGHT = limits("bfloat16", "bfloat16", "fp8", mixture=False)
+EXACT = tolerances("float32", "float32", "auto", mixture=False)
+HALF = tolerances("bfloat16", "bfloat16", "auto", mixture=False)
+EIGHT = tolerances("bfloat16", "bfloat16", "fp8", mixture=False)
 
 
 def broken(policy, how: str, before: dict):
@@ -71,7 +71,7 @@ def probed(engine, policy, bounds=HALF, prompts=[8] * 24, made=Probe, **options)
     """A probe with prompts of such lengths."""
     problems = [SimpleNamespace(prompt_ids=random_ids(length, seed=i))
                 for i, length in enumerate(prompts)]
-    return made(engine, policy, problems, limits=bounds, **dict(max_tokens=12) | options)
+    return made(engine, policy, problems, tolerances=bounds, **dict(max_tokens=12) | options)
 
 
 def bare(bounds=HALF, base=(0.0, 0.0), tokens: int = 500) -> Probe:
@@ -216,4 +216,4 @@ def test_what_is_missing_of_the_trial_is_judged_beside_the_noise(missing, noise,
     ("fp8", "auto", False, EIGHT), ("float32", "fp8", False, EIGHT)])
 def test_limits_are_as_loose_as_the_precisions_and_no_looser(engine_dtype, cache, mixture, bounds):
     assert EXACT[0] <= 1e-4 and all(a < b < c for a, b, c in zip(EXACT, HALF, EIGHT))
-    assert limits("float32", engine_dtype, cache, mixture) == bounds
+    assert tolerances("float32", engine_dtype, cache, mixture) == bounds

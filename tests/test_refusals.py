@@ -149,7 +149,7 @@ REFUSED = {
         ("--model runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
         ("--model ~nobody/x", "--model tiny"),
         ("--eval-data missing.jsonl", "data file missing.jsonl: No such file or directory; --data"),
-        ("--columns a,b", "columns has no effect where data and eval_data have known columns"),
+        ("--columns a,b", "columns has no effect where the columns of all problems are known"),
         ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
         ("--model grown --data grown.jsonl --template chat --max-tokens 9 --max-prompt-tokens 40",
          "token <39> (id 390), but the model's embedding has 384 rows", a_token_more),
@@ -167,10 +167,10 @@ REFUSED = {
         *(("--reward a.py:score", f"a.py:score cannot be used: {words}",
            text(Path("a.py"), content)) for content, words in BAD_REWARDS),
         ("--name note", "Cannot use runs/note (File exists)", text(Path("runs/note"), "mine")),
-        *((f"--name other {flag}", "runs/other holds eval.jsonl but no run: name another folder "
-           "by --name", text(Path("runs/other/eval.jsonl"), "{}"))
+        *((f"--name other {flag}", "Cannot use runs/other (it holds eval.jsonl but no run): name "
+           "another folder by --name", text(Path("runs/other/eval.jsonl"), "{}"))
           for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
-        *((f"--name made {flag}", "runs/made holds config.json but no run: name another",
+        *((f"--name made {flag}", "runs/made (it holds config.json but no run): name another",
            text(Path("runs/made/config.json"), '{"model_type": "qwen2"}'))
           for flag in ("", "--resume")),  # an exported model
         ("--name mine", "exists already: add --resume"),
@@ -187,7 +187,7 @@ REFUSED = {
     ],
     "eval.py": [
         ("--k 0", "k must be from 1 to 1000000, not 0"),
-        ("--columns a,b", "columns has no effect where the columns of data are known"),
+        ("--columns a,b", "columns has no effect where the columns of all problems are known"),
         ("--sync merge", "sync has no effect without adapter"),
         ("--engine-memory 0.3", "engine_memory has no effect without a GPU"),
         ("--temperature 0", "use --k 1"),
@@ -204,7 +204,7 @@ REFUSED = {
         (f"{FITS} --template missing.jinja", "cannot read"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
         ("--out out --data held-out --adapter runs/mine", "--data held-out needs --adapter RUN"),
-        (FITS, "out holds notes.txt but no evaluation: name another folder by --out",
+        (FITS, "Cannot use out (it holds notes.txt but no evaluation): name another folder by --",
          text(Path("out/notes.txt"), "mine")),
         *((f"{OUT} --{flag} {'x' * 5000}", "There is no folder xxx")
           for flag in ("adapter", "against")),

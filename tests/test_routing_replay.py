@@ -169,7 +169,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
 
     monkeypatch.setattr(minirl, "objective", watched)
     monkeypatch.setattr(minirl, "micro_batches",  # one per mini-batch
-                        lambda rows, tokens: micro_batches(rows, tokens, padding=1.0))
+                        lambda rows, tokens, **_: micro_batches(rows, tokens, padding=1.0))
     config = settled(max_tokens=16, mini_batches=2, replay=replay, micro_tokens=4096, lr=0.05,
                      warmup_steps=0)
     groups = groups_for()

@@ -406,11 +406,13 @@ def test_a_run_is_known_by_what_it_was_started_with(
 
 # ------------------------------------------------------------------------------ ended
 def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
-    for step, more in ((30, 200), (150, 300)):
+    for step, more, lacking in ((30, 200, "before step 1 (--no-eval-first); "),
+                                (150, 300, "after step 150; ")):
         run.state["step"], run.config = step, replace(run.config, steps=step)
         running.close_run(run, bootstrap)
+        answered(run, 0, a=[0.5])
         compared, _, look, go_on = capsys.readouterr().out.splitlines()
-        assert "cannot be said, because answers.jsonl lacks" in compared
+        assert f"cannot be said, because answers.jsonl has no evaluation {lacking}" in compared
         assert f"eval.py --adapter {run.folder} --base compares it with its base" in compared
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
@@ -517,11 +519,11 @@ def test_the_probe_can_score_the_longest_prompt_with_its_response(monkeypatch, m
     assert started == own | dict(
         max_model_len=context, dtype="bfloat16", sync_mode="adapter", memory_share=0.3,
         max_num_seqs=7, stop_token_ids=[0], routes=False, architecture=known_model("tiny").config)
-    monkeypatch.setattr(running, "limits", lambda *asked: asked)
+    monkeypatch.setattr(running, "tolerances", lambda *asked: asked)
     monkeypatch.setattr(running, "Probe", lambda *given, **how: (given, how, torch.rand(1)))
     policy, held_out = SimpleNamespace(routing=None), [*range(99)]
     (found, how, state), (*_, again) = (
         running.start_probe(config, "engine", policy, held_out) for _ in range(2))
     assert found == ("engine", policy, held_out[:64]) and state == again  # of a resumed run too
-    assert how == dict(limits=("float32", "bfloat16", "fp8", False), temperature=0.5,
+    assert how == dict(tolerances=("float32", "bfloat16", "fp8", False), temperature=0.5,
                        max_tokens=max(1, max_tokens - 1))

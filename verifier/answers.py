@@ -36,7 +36,7 @@ def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
     """
     boxes = list(BOX.finditer(text))
     closing = closing_braces(text, boxes[0].start()) if boxes else {}
-    found, inside = [], 0
+    outermost, inside = [], 0
     for box in boxes:
         if box.start() < inside:  # within the box before
             continue
@@ -47,8 +47,8 @@ def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
             content, inside = text[box.end():end], end + 1
         else:
             content, inside = None, box.end()
-        found.append((box.start(), inside, content))
-    return found
+        outermost.append((box.start(), inside, content))
+    return outermost
 
 
 # ------------------------------------------------------------------------------------- numbers
@@ -304,16 +304,16 @@ def claim_of(element: str, lenient: bool) -> tuple[str, list[str]] | None:
 
 def solutions(text: str, lenient: bool) -> list[list[tuple[str, list[str]]]] | None:
     r"""The claims of each alternative: `x=1, y=2 \lor x=3, y=4` has two. None for equations."""
-    found, name = [], ""
+    cases, name = [], ""
     for alternative in text.split("\\lor"):
-        found.append([])
+        cases.append([])
         for element in split_top(CONNECTIVE.sub(",", alternative), ",;"):
             claim = claim_of(element, lenient)
             if claim is None:
                 return None
             name = claim[0] or name  # x = 2, 3
-            found[-1].append((name, claim[1]))
-    names = {tuple(sorted({name for name, _ in claims})) for claims in found}
+            cases[-1].append((name, claim[1]))
+    names = {tuple(sorted({name for name, _ in claims})) for claims in cases}
     if len(names) > 1:
         return None
-    return found if len(*names) > 1 else [sum(found, [])]  # x=1 or x=2: one list
+    return cases if len(*names) > 1 else [sum(cases, [])]  # x=1 or x=2: one list

@@ -26,11 +26,11 @@ RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
     """(status, why): is every part equal to `gold`?"""
     try:
-        g, found = read(gold), [read(part) for part in parts]
-        unequal = next((a for a in found if not same(g, a, style)), None)
+        g, answers = read(gold), [read(part) for part in parts]
+        unequal = next((a for a in answers if not same(g, a, style)), None)
         if unequal is not None:
             return "wrong", f"math-verify: {g} is not {unequal}"[:500]
-        return "correct", f"math-verify: {g} is {', '.join(map(str, found))}"[:500]
+        return "correct", f"math-verify: {g} is {', '.join(map(str, answers))}"[:500]
     except MemoryError:
         raise
     except Exception as error:
@@ -136,18 +136,18 @@ def same_lists(gold: list, answer: list) -> bool:
     return not rest
 
 
-def pieces(found) -> list:
+def pieces(values) -> list:
     """Intervals as (start, end, is left open, is right open), and numbers; None for other parts."""
-    if isinstance(found, Boolean) and len(found.free_symbols) == 1:
-        found = found.as_set()
-    if isinstance(found, sympy.Tuple) and len(found) == 2:
-        found = sympy.Interval.open(*found)
-    if isinstance(found, sympy.Union):
-        return sum(map(pieces, found.args), [])
-    if isinstance(found, sympy.Interval):
-        open_ends = (sympy.Integer(bool(end)) for end in (found.left_open, found.right_open))
-        return [sympy.Tuple(found.start, found.end, *open_ends)]
-    return list(found) if isinstance(found, sympy.FiniteSet) else [None]
+    if isinstance(values, Boolean) and len(values.free_symbols) == 1:
+        values = values.as_set()
+    if isinstance(values, sympy.Tuple) and len(values) == 2:
+        values = sympy.Interval.open(*values)
+    if isinstance(values, sympy.Union):
+        return sum(map(pieces, values.args), [])
+    if isinstance(values, sympy.Interval):
+        open_ends = (sympy.Integer(bool(end)) for end in (values.left_open, values.right_open))
+        return [sympy.Tuple(values.start, values.end, *open_ends)]
+    return list(values) if isinstance(values, sympy.FiniteSet) else [None]
 
 
 def same_relations(gold, answer) -> bool:
@@ -198,11 +198,11 @@ def points(names) -> list[tuple[dict, int]]:
     """
     names = sorted(names, key=str)
     kinds = range(SMALL, MIXED + 1) if names else [CONSTANT]
-    return [({name: sample(name.name, kind, i % 2 == 0) for i, name in enumerate(names)}, kind)
+    return [({name: value_of(name.name, kind, i % 2 == 0) for i, name in enumerate(names)}, kind)
             for kind in kinds]
 
 
-def sample(name: str, kind: int, first: bool):
+def value_of(name: str, kind: int, first: bool):
     """A value of the variable `name`: a fraction, but whole at WHOLE; `i` is the imaginary unit."""
     if name == "i":
         return sympy.I

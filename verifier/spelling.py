@@ -260,11 +260,11 @@ def changes_value(words: list[str]) -> bool:
     """Whether one of the words does more than name a unit, as `thousandths` or `wrong` does."""
     for word in words:
         lower = word.lower()
-        known = {lower, lower.removesuffix("s"), lower.removesuffix("ves") + "f"}
+        forms = {lower, lower.removesuffix("s"), lower.removesuffix("ves") + "f"}
         if len(word) == 1 and word.isascii() and word not in LETTERS + "a":  # k, M
             return True
         is_power = lower in {"squared", "cubed"} and len(words) > 1 and "value" not in words
-        if known & CHANGES and not is_power or any(c in CHANGES for c in word if c > "z"):
+        if forms & CHANGES and not is_power or any(c in CHANGES for c in word if c > "z"):
             return True
     return False
 

@@ -3,6 +3,7 @@
 The CHECKS of a lab are (points, title, ask, rows). `ask` is called with each row: it calls the
 student's functions where the project would, and raises `Wrong`.
 """
+import inspect
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 
@@ -37,8 +38,16 @@ def spelled(value) -> str:
 
 
 def called(function, *args, **kwargs) -> str:
-    """The call, in words."""
-    said = [*map(spelled, args), *(f"{key}={spelled(value)}" for key, value in kwargs.items())]
+    """The call with the names of its arguments, where the function has names for them."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    names = [f"{one.name}=" for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    if len(names) < len(args):
+        names = [""] * len(args)
+    said = [name + spelled(value) for name, value in zip(names, args)]
+    said += [f"{key}={spelled(value)}" for key, value in kwargs.items()]
     return f"{function.__name__}({', '.join(said)})"
 
 
@@ -56,13 +65,31 @@ def near(yours, right, tolerance: float) -> bool:
     return yours == right and spelled(yours) == spelled(right)
 
 
-def must_be(call: str, yours, right, tolerance: float = 1e-9, why: str = "") -> None:
-    """Raises Wrong unless yours is near. The tolerance is relative for large numbers."""
-    if not near(yours, right, tolerance):
-        because = f"\n{why}" if why else ""
-        raise Wrong(f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}{because}")
+def flat(value) -> list:
+    """All numbers of a nested list."""
+    value = plain(value)
+    return [x for one in value for x in flat(one)] if isinstance(value, (list, tuple)) else [value]
 
 
-def must_give(right, function, *args, why: str = "", **kwargs) -> None:
+def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
+            causes: dict = {}) -> None:
+    """Raises Wrong unless yours is near. The tolerance is relative for large numbers, and lets
+    float32 pass; whatever it does not let pass is spelled differently from `right`.
+
+    why: an explanation of the right value. causes: sentence -> what this mistake gives. A sentence
+    is printed only if yours is that and no other sentence fits, because a false cause misleads.
+    """
+    if near(yours, right, tolerance):
+        return
+    found = [said for said, mistaken in causes.items() if near(yours, mistaken, tolerance)]
+    cause = found[0] if len(found) == 1 else ""
+    if near(flat(yours), flat(right), tolerance):
+        cause = "The numbers are right, but the shape is another one."
+    said = f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}"
+    raise Wrong("\n".join(filter(None, [said, why, cause])))
+
+
+def must_give(right, function, *args, why: str = "", causes: dict = {}, **kwargs) -> None:
     """The function must return this."""
-    must_be(called(function, *args, **kwargs), function(*args, **kwargs), right, why=why)
+    must_be(called(function, *args, **kwargs), function(*args, **kwargs), right, why=why,
+            causes=causes)

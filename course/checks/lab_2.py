@@ -13,24 +13,56 @@ POLICY = load_policy(tiny_folder(), dtype="float32", rank=2, alpha=4, seed=0, de
 for name, weight in POLICY.named_parameters():
     if "lora_B" in name:  # an adapter begins with zeros there: make it do something
         torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(0))
+NOWHERE = "nowhere in these rows"
 
 
-def row(prompt: int, response: int) -> Sequence:
-    """A token of its own at each place, and the model's end token at the end."""
-    ids = list(range(20, 20 + prompt + response - 1)) + [POLICY.config.eos_token_id]
+def row(prompt: int, response: int, first: int = 20) -> Sequence:
+    """Different tokens at all places, and the model's end token at the end."""
+    ids = list(range(first, first + prompt + response - 1)) + [POLICY.config.eos_token_id]
     return Sequence(ids, prompt)
+
+
+def rows_of(shapes) -> list[Sequence]:
+    """Rows with these lengths of prompt and response; no token is in two of them."""
+    return [row(*shape, 20 + 10 * i) for i, shape in enumerate(shapes)]
+
+
+def logits_of(one: Sequence):
+    """[T, vocabulary] that predict the response tokens, by the model itself."""
+    return POLICY(input_ids=torch.tensor([one.ids])).logits[0, one.prompt_length - 1:-1]
 
 
 def alone(one: Sequence, temperature: float = 1.0):
     """log pi [T, vocabulary] at each response token, by the model itself."""
-    logits = POLICY(input_ids=torch.tensor([one.ids])).logits[0, one.prompt_length - 1:-1]
-    return (logits / temperature).log_softmax(-1)
+    return (logits_of(one) / temperature).log_softmax(-1)
+
+
+def of_targets(of_vocabulary, one: Sequence):
+    """[T] of [T, vocabulary]: what belongs to the tokens of the response."""
+    ids = torch.tensor(one.ids[one.prompt_length:])
+    return of_vocabulary.gather(1, ids[:, None])[:, 0]
 
 
 def of_response(one: Sequence, temperature: float):
     """log pi [T] of its response's tokens, by the model itself."""
-    ids = torch.tensor(one.ids[one.prompt_length:])
-    return alone(one, temperature).gather(1, ids[:, None])[:, 0]
+    return of_targets(alone(one, temperature), one)
+
+
+def entropy_of(one: Sequence, temperature: float):
+    logp = alone(one, temperature)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def places(h_T, rows: list[Sequence]) -> list[str]:
+    """For each state: at which position of which row the model has it."""
+    model, found = POLICY.get_base_model().model, [NOWHERE] * len(h_T)
+    for i, one in enumerate(rows):
+        states = model(input_ids=torch.tensor([one.ids])).last_hidden_state[0]
+        for t, state in enumerate(states):
+            for at, h in enumerate(h_T):
+                if h.shape == state.shape and torch.allclose(h.float(), state, atol=1e-3):
+                    found[at] = f"position {t} of row {i}"
+    return found
 
 
 def ask_targets(*shape):
@@ -39,34 +71,40 @@ def ask_targets(*shape):
     must_be(f"target_T of {spelled(one)}", target_T, one.ids[one.prompt_length:])
 
 
-def ask_states(prompt, response):
-    one = row(prompt, response)
-    h_T, _ = logprobs.response_states(POLICY, [one])
-    model = POLICY.get_base_model().model
-    states = model(input_ids=torch.tensor([one.ids])).last_hidden_state[0]
-    right = states[prompt - 1:-1]
-    must_be(f"the shape of h_T of {spelled(one)}", list(h_T.shape), list(right.shape))
-    must_be(f"h_T of {spelled(one)}, its first numbers", h_T[0, :3], right[0, :3], 1e-4,
-            f"(The state at position {prompt - 1} predicts the token at position {prompt}.)")
-
-
-def ask_batch(*shapes):
-    rows = [row(*shape) for shape in shapes]
+def ask_states(*shapes):
+    rows = rows_of(shapes)
     h_T, target_T = logprobs.response_states(POLICY, rows)
     must_be(f"target_T of {spelled(rows)}", target_T,
             [i for one in rows for i in one.ids[one.prompt_length:]])
-    single = torch.cat([logprobs.response_states(POLICY, [one])[0] for one in rows])
-    must_be(f"h_T of {spelled(rows)}: sums over the hidden size", h_T.sum(-1), single.sum(-1),
-            1e-3, "It differs from that of the same rows, one at a time.")
+    hidden = POLICY.config.hidden_size
+    must_be(f"the shape of h_T of {spelled(rows)}", list(h_T.shape), [len(target_T), hidden])
+    model = POLICY.get_base_model().model
+    right = torch.cat([model(input_ids=torch.tensor([one.ids])).last_hidden_state[
+        0, one.prompt_length - 1:-1] for one in rows])
+    yours, wanted = places(h_T, rows), places(right, rows)
+    later = [f"position {t + 1} of row {i}" for i, one in enumerate(rows)
+             for t in range(one.prompt_length - 1, len(one.ids) - 1)]
+    must_be(f"where the model has the states h_T of {spelled(rows)}", yours, wanted,
+            why="The states depend on all tokens before them in the row." * (NOWHERE in yours),
+            causes={"The state at position t predicts the token at t + 1.": later})
 
 
 def ask_logprobs(shapes, temperature):
-    rows = [row(*shape) for shape in shapes]
+    rows = rows_of(shapes)
     right = torch.cat([of_response(one, temperature) for one in rows])
-    for size in (2**27, 8 * POLICY.config.vocab_size, 1):  # all, two, and one at a time
+    logits = [(logits_of(one), one) for one in rows]
+    causes = {
+        "That is log pi at temperature 1, divided by the temperature.":
+            torch.cat([of_response(one, 1) for one in rows]) / temperature,
+        "That is log pi where the logits are multiplied by the temperature.":
+            torch.cat([of_response(one, 1 / temperature) for one in rows]),
+        "That is z / tau - logsumexp(z).": torch.cat([
+            of_targets(z / temperature - z.logsumexp(-1, True), one) for z, one in logits])}
+    sizes = (2**27, 8 * POLICY.config.vocab_size, 1)  # all tokens, two, and one at a time
+    for size in sizes if temperature == 0.5 else sizes[:1]:
         yours, entropy_T = logprobs.token_logprobs(POLICY, rows, temperature, size)
         call = f"temperature {temperature:g} of {spelled(rows)}, chunk_bytes={size}"
-        must_be(f"log pi at {call}", yours, right, 1e-4)
+        must_be(f"log pi at {call}", yours, right, 1e-4, causes=causes)
         must_be(f"entropy at {call}: how many", len(entropy_T), len(right))
 
 
@@ -84,23 +122,26 @@ def ask_gradient(one):
 
 def ask_entropy(one, temperature):
     _, entropy_T = logprobs.token_logprobs(POLICY, [one], temperature)
-    logp = alone(one, temperature)
     must_be(f"entropy at temperature {temperature:g} of {spelled(one)}", entropy_T,
-            -(logp.exp() * logp).sum(-1), 1e-4)
+            entropy_of(one, temperature), 1e-4, causes={
+                "That is the entropy at temperature 1.": entropy_of(one, 1),
+                "That is - log pi of the response's tokens, not the mean over all tokens.":
+                    -of_response(one, temperature)})
     if entropy_T.requires_grad:
-        raise Wrong("the entropy carries a gradient: it is a metric here, detach it")
+        raise Wrong("the entropy must be a constant to autograd, and yours has a gradient")
 
 
 SHAPES = ((1, 1),), ((3, 3),), ((2, 1), (1, 3))  # lengths of prompt and response, of each row
 CHECKS = [
     (2, "the targets: the response's tokens with its end, not the prompt's",
      ask_targets, [(1, 2), (2, 3), (4, 1)]),
-    (2, "the states are those of the position before", ask_states, [(1, 1), (2, 1), (3, 2)]),
-    (1, "rows of different lengths get in a batch what they get alone", ask_batch,
+    (2, "the states are those of the position before", ask_states,
+     [*zip([(1, 1), (2, 1), (3, 2)])]),
+    (1, "rows of different lengths get in a batch what they get alone", ask_states,
      [((1, 1), (1, 2)), ((4, 2), (2, 6), (3, 1))]),
     (2, "log pi is that of the model's own logits, at every temperature",
-     ask_logprobs, [*itertools.product(SHAPES, (1.0, 0.5, 2.0))]),
+     ask_logprobs, [*itertools.product(SHAPES, (1.0, 0.5, 2.0, 0.05))]),
     (2, "the gradient is that of the model's own log-probs", ask_gradient,
      [(row(2, 3),)]),
     (1, "the entropy is of the same distribution, without gradient", ask_entropy,
-     [(row(2, 2), 1.0), (row(2, 2), 0.5)])]
+     [(row(2, 2), temperature) for temperature in (1.0, 0.5, 0.05)])]

@@ -4,7 +4,7 @@ import itertools
 import ada_sampler as ada
 from ada_sampler import Sample, SamplerConfig
 from course import laws
-from course.checks import must_be, must_give
+from course.checks import must_be
 
 ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("uniform", 0, 4, 1, "resolved"), ("uniform", 4, 0, 1, "resolved"),
@@ -33,24 +33,31 @@ SETTINGS = [("ada-balance", *row) for row in [  # the same with other settings
     (15, 1, 2, "", dict(max_rounds_all_correct=2)),
     (0, 16, 2, "", dict(max_rounds_all_correct=2)),
     (32, 0, 4, "too few wrong", dict(max_rounds_all_correct=9)),  # N at most
-    (8, 0, 1, "", dict(n=20, max_rounds_all_correct=1))]]  # 10 are to be right
+    (8, 0, 1, "", dict(n=20, max_rounds_all_correct=1)),  # 10 are to be right
+    (16, 0, 2, "too few wrong", dict(n=20, max_rounds_all_correct=1))]]
 DRAWS = [  # rule, pass rate, expected draws, chance to end unresolved; M = 8, N = 4, n = 4
     ("ada-balance", 0.5, 8.57, 0.000), ("ada-balance", 0.2, 13.42, 0.007),
     ("ada-balance", 0.05, 27.31, 0.520), ("ada-pos", 0.5, 8.03, 0.000),
     ("ada-pos", 0.2, 9.61, 0.001), ("ada-pos", 0.05, 19.16, 0.194)]
 
 
-def ask(rule, correct, wrong, rounds, outcome, settings={}):
-    config = SamplerConfig(sampler=rule, **settings)
-    must_give(outcome, ada.exit_test, correct, wrong, rounds, config)
+def ask(sampler, correct, wrong, rounds, outcome, settings={}):
+    config = SamplerConfig(sampler=sampler, **settings)
+    rule = config.rule
+    names = ["min_correct", "min_wrong", "max_rounds"]
+    names += ["max_rounds_all_correct"] if sampler == "ada-balance" else []
+    said = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
+    must_be(f"exit_test(correct={correct}, wrong={wrong}, rounds={rounds}), {sampler} with {said}",
+            ada.exit_test(correct, wrong, rounds, config), outcome)
 
 
 def ask_draws(rule, p, draws, unresolved):
     pools = laws.closed_pools(p, SamplerConfig(sampler=rule))
     drawn = sum(q * (correct + wrong) for (correct, wrong, _), q in pools.items())
-    must_be(f"expected draws of a prompt with pass rate {p}, {rule}", drawn, draws, 1e-3)
+    prompt = f"a prompt with pass rate {p}, {rule} with n=4, M=8, N=4"
+    must_be(f"the expected number of samples of {prompt}", drawn, draws, 1e-3)
     resolved = sum(q for (*_, outcome), q in pools.items() if outcome == "resolved")
-    must_be(f"its chance to end unresolved, pass rate {p}, {rule}", 1 - resolved, unresolved, 1e-3)
+    must_be(f"the probability that {prompt} ends unresolved", 1 - resolved, unresolved, 1e-3)
 
 
 def half_right(pool, n):

@@ -3,7 +3,7 @@ import itertools
 
 import ada_sampler as ada
 from course import laws
-from course.checks import Wrong, called, must_be, must_give, spelled
+from course.checks import Wrong, called, must_be, must_give, near, spelled
 
 
 def kept_rows():
@@ -25,14 +25,22 @@ def ask_plain(correct, p, n):
     must_give([1 / p] * len(correct), ada.row_weights, correct, p, n, "inv_p")
 
 
-def ask_shares(kind: str, rights):
-    """Sums of weights over n, of right and of wrong rows; rights: p_hat -> these."""
+def ask_shares(kind: str, shares):
+    """shares: p_hat -> what the weights of the right rows, and of the wrong ones, add up to / n."""
     for correct, p, n in kept_rows():
-        weights = ada.row_weights(correct, p, n, kind)
-        call = f"{called(ada.row_weights, correct, p, n, kind)} = {spelled(weights)}"
-        found = [sum(x for x, c in zip(weights, correct) if c == wanted) / n
-                 for wanted in (True, False)]
-        must_be(f"{call}: weights / n of the right rows, of the wrong rows", found, rights(p))
+        kept = sum(correct) / len(correct)
+        causes = {} if p in (0.5, kept) else {  # otherwise they would give the same
+            "That is what the share of right rows among the kept gives for p_hat.":
+                weights_of(correct, n, *shares(kept)),
+            "That is the other kind's share.": weights_of(correct, n, *shares(p)[::-1])}
+        must_give(weights_of(correct, n, *shares(p)), ada.row_weights, correct, p, n, kind,
+                  causes=causes)
+
+
+def weights_of(correct, n, of_right, of_wrong) -> list[float]:
+    """Every row of a kind has the same weight, and n times their share is the sum."""
+    k_pos, k_neg = sum(correct), len(correct) - sum(correct)
+    return [of_right * n / k_pos if c else of_wrong * n / k_neg for c in correct]
 
 
 def ask_weights(right, *args):
@@ -48,13 +56,14 @@ def sizes_of(*args):
     return sizes, f"{call} = {spelled(sizes)}"
 
 
-def ask_totals(p, total):
-    sizes, call = sizes_of(p, [1.0] * len(p), total, 1e-3, 2.0)
-    must_be(f"{call}: its sum", sum(sizes), total)
-    must_be(f"{call}: of prompts with p = 0", sum(s for s, x in zip(sizes, p) if not x), 0)
-    for hopeless, norms in (([0.0, 0.0], [1.0, 1.0]), ([0.5, 0.5], [0.0, 0.0])):
-        must_give([0, 0], ada.allocate_gvm, hopeless, norms, total, 1e-3, 2.0,
-                  why="All weights are 0.")
+def ask_totals(p, norms, total):
+    for alpha in (1e-3, 0.0):
+        sizes, call = sizes_of(p, norms, total, alpha, 2.0)
+        hopeless = sum(s for s, x in zip(sizes, p) if not x)
+        must_be(f"{call}: what the prompts with p = 0 get", hopeless, 0)
+        some = any(x * g for x, g in zip(p, norms))
+        must_be(f"{call}: its sum", sum(sizes), total if some else 0,
+                why="" if some else "All weights are 0.")
 
 
 def ask_variance(p, norms):
@@ -63,12 +72,20 @@ def ask_variance(p, norms):
         moved = [k - 5 * (a == i) + 5 * (a == j) for a, k in enumerate(sizes)]
         now, then = (laws.gvm_variance(p, norms, n) for n in (sizes, moved))
         if then < now:
-            raise Wrong(f"{call}: its variance is {now:.6g}; {spelled(moved)} has {then:.6g}")
+            raise Wrong(f"{call}: sum G_i^2 / (p_i n_i) is {now:.6g}, but {then:.6g} for "
+                        f"{spelled(moved)}{squared(sizes, p, norms)}")
+
+
+def squared(sizes, p, norms) -> str:
+    squares = [g * g / x for x, g in zip(p, norms)]  # alpha is 0
+    found = near(sizes, [1000 * w / sum(squares) for w in squares], 0.01)
+    return "\nThese sizes are proportional to the squares of w." if found else ""
 
 
 def ask_penalty(p, alpha, beta, ratio):
     sizes, call = sizes_of(p, [1.0] * len(p), 3000, alpha, beta)
-    must_be(f"{call}: first / second", sizes[0] / max(sizes[1], 1), ratio, 2e-3)
+    must_be(f"{call}: first / second, which is w_1 / w_2", sizes[0] / max(sizes[1], 1), ratio,
+            2e-3)
     if beta == 2 and max(sizes) != sizes[1]:
         raise Wrong(f"{call}: the prompt with p = sqrt(alpha) = {p[1]:g} must get most")
 
@@ -87,9 +104,11 @@ CHECKS = [
     (1, "pools, or kept rows, of one kind: nothing is divided by 0", ask_weights,
      ONE_KIND),
     (1, "allocation: it adds up, and hopeless prompts get nothing", ask_totals,
-     [*itertools.product(([0.5], [0.5, 0.1], [0.0, 0.5], [0.3, 0.3, 0.3]), (1, 7, 10))]),
+     [(p, [1.0] * len(p), total) for p in ([0.5], [0.5, 0.1], [0.0, 0.5], [0.3, 0.3, 0.3])
+      for total in (1, 7, 10)] + [([0.0, 0.0], [1.0, 1.0], 7), ([0.5, 0.5], [0.0, 0.0], 7)]),
     (2, "allocation: with alpha = 0, no move of 5 samples lowers the variance", ask_variance,
      [([0.5, 0.1], [1.0, 1.0]), ([0.5, 0.5], [1.0, 3.0]), ([0.9, 0.2, 0.05], [1.0, 2.0, 0.5])]),
     (2, "allocation: with beta = 2, a prompt of p = sqrt(alpha) gets most", ask_penalty,
-     [([0.05, 0.1, 0.2], 0.01, 2.0, 0.8 ** 0.5), ([0.005, 0.01, 0.02], 1e-4, 2.0, 0.8 ** 0.5),
+     [([0.05, 0.1, 0.2], 0.01, 2.0, 0.8 ** 0.5), ([1.0, 0.5], 0.25, 2.0, 0.8 ** 0.5),
+      ([0.005, 0.01, 0.02], 1e-4, 2.0, 0.8 ** 0.5),
       ([0.1, 0.2], 0.01, 1.0, (0.21 / 0.11) ** 0.5)])]  # beta = 1: w = 1 / sqrt(p + alpha)

@@ -51,11 +51,12 @@ class Routed:
         if forced is not None:
             self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)  # l in layer l
             self.replay.forced[:, layer] = torch.tensor(forced)
-        result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
         self.call = (f"hook for layer {layer} of 0 (dense), 1, 2: logits {spelled(LOGITS)}, the "
                      f"router chose {spelled(experts)}, forced {forced}, norm_topk_prob={norm}")
+        result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
         kind = "NoneType" if forced is None else "tuple"
         must_be(f"{self.call}: the type of the result", type(result).__name__, kind)
+        self.own_gates, self.own_experts = gates, experts
         if forced is not None:
             self.logits, self.gates, self.experts = result
 
@@ -69,6 +70,8 @@ def shares(logits, forced, normalise=True):
 
 def ask_note(forced, layer):
     routed = Routed(forced, layer=layer)
+    must_be(f"{routed.call}: the router's own tensor of experts after the call",
+            routed.own_experts, OWN)
     must_be(f"{routed.call}: layers noted", sorted(routed.replay.chosen), [layer])
     must_be(f"{routed.call}: what is noted", routed.replay.chosen[layer], OWN)
     next_batch = routed.leaf, torch.ones(2, 2), torch.tensor(OWN[::-1])
@@ -80,13 +83,19 @@ def ask_note(forced, layer):
 def ask_experts(forced, used):
     for layer in (2, 1):
         routed = Routed(forced, layer=layer)
-        must_be(f"{routed.call}: experts", routed.experts, used)
+        must_be(f"{routed.call}: experts", routed.experts, used, causes={
+            f"That is what stands in layer {other} of self.forced.": [[other] * 2] * 2
+            for other in (0, 1, 2) if other != layer})
 
 
 def ask_gates(forced, used, norm=True, dtype=torch.float32):
     routed = Routed(forced, norm, dtype)
     must_be(f"{routed.call}: gates", routed.gates, shares(routed.leaf, used, norm is not False),
-            5e-3)
+            5e-3, causes={
+                "Those are the router's own gates.": routed.own_gates,
+                "They are divided by the sum over the chosen.": shares(routed.leaf, used),
+                "They are not divided by the sum over the chosen.":
+                    shares(routed.leaf, used, False)})
     must_be(f"{routed.call}: the gates' dtype", str(routed.gates.dtype), str(dtype))
     must_be(f"{routed.call}: logits", routed.logits, LOGITS)
 
@@ -95,7 +104,7 @@ def ask_gradient(forced):
     routed = Routed(forced)
     gate = routed.gates[0, 0]
     if not gate.requires_grad:
-        raise Wrong(f"{routed.call}: the gates carry no gradient: the router could not learn")
+        raise Wrong(f"{routed.call}: the gates have no gradient, so the router could not learn")
     slope, = torch.autograd.grad(gate, routed.leaf)
     right, = torch.autograd.grad(shares(routed.leaf, forced)[0, 0], routed.leaf)
     must_be(f"{routed.call}: d(first gate)/d(logits)", slope, right, 1e-5)

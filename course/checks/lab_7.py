@@ -12,7 +12,8 @@ BOXES = [
 NESTED = [
     (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{a{b}c}", "a{b}c"), (r"\boxed{\}}", r"\}"),
     (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{\sqrt{2}}{2}"),
-    (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}")]
+    (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{{4}} and }", "{4}"),
+    ("\\boxed{1 +\n2}", "1 +\n2")]  # a box may have two lines
 LAST = [
     (r"\boxed{1}, no wait, that was wrong, so now it must be the other one: \boxed{2}", "2"),
     (r"\boxed{7} is what I said, which is wrong since its last digit was off; \boxed{", None),
@@ -39,7 +40,7 @@ NO_NUMBERS = [
     "x = 3", "3x", "1e3", ".", "-", r"\%", "+5", "50%", r"5\%\%", r"\dfrac{1}{2}", "1.2.3",
     "1/00", r"\frac{1}{00}", r"2.5\frac{1}{2}", r".5\frac{1}{2}", "1/-4", "1 000", "3 4", "1_000",
     "٣", "1/٣", r"\frac{1}{2}\frac{1}{2}", r"\frac{1}{2}{3}", "infinity",
-    r"\frac{1}{2", r"\frac{}{2}", r"\%5", "3.."]
+    r"\frac{1}{2", r"\frac{}{2}", r"\%5", "3..", " ", "²"]
 
 
 def ask_box(completion, right):

@@ -27,15 +27,19 @@ def ask_large():
 
 
 AVERAGES = [(None, 0.375), ([1, 1], 0.375), ([3, 1], 0.4375), ([30, 10], 0.4375)]
-INTERVALS = [  # the sets, weights, [avg, ci_low, ci_high]
+# The sets, weights, [avg, ci_low, ci_high]; some rows have resamples and what a mistake gives. The
+# ends are values of a discrete distribution, and with as many resamples they are certain.
+INTERVALS = [
     ([[0.0, 1.0]], None, [0.5, 0, 1]),
-    ([[1.0] * 2 + [0.0] * 8], None, [0.2, 0, 0.5]),
-    ([[0.5] * 6], None, [0.5, 0.5, 0.5]),
-    ([[1.0] * 4 + [0.0] * 16], None, [0.2, 0.05, 0.4])]
+    ([[1.0] * 2 + [0.0] * 8], None, [0.2, 0, 0.5], 8000,
+     {"That is an interval of 90 %.": [0.2, 0, 0.4]}),
+    ([[0.5] * 6], None, [0.5, 0.5, 0.5])]
 SETS = [
     ([[0.0] * 5, [1.0] * 5], [1, 3], [0.75, 0.75, 0.75]),
     ([[0.0, 1.0], [0.0] * 4], [1, 1], [0.25, 0, 0.5]),
-    ([[0.0, 1.0], [1.0, 0.0]], None, [0.5, 0, 1])]
+    ([[0.0, 1.0], [1.0, 0.0]], None, [0.5, 0, 1]),
+    ([[1.0] * 2 + [0.0] * 3] * 2, None, [0.4, 0.1, 0.7], 2000,
+     {"Those are the means of the ends of each set's interval.": [0.4, 0, 0.8]})]
 
 
 def ask_average(weights, right):
@@ -44,10 +48,10 @@ def ask_average(weights, right):
     must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
 
 
-def ask_interval(sets, weights, right):
-    found = evaluation.bootstrap([np.array(one) for one in sets], weights, resamples=8000)
+def ask_interval(sets, weights, right, resamples=1000, causes={}):
+    found = evaluation.bootstrap([np.array(one) for one in sets], weights, resamples=resamples)
     must_be(f"[avg, ci_low, ci_high] of the sets {sets}, weights={weights}",
-            [found["avg"], found["ci_low"], found["ci_high"]], right, 1e-6)
+            [found["avg"], found["ci_low"], found["ci_high"]], right, causes=causes)
 
 
 def ask_seed():

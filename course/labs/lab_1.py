@@ -14,27 +14,31 @@ def bandit_gradient(theta, actions, rewards, baseline: float):
 
         g = 1/n sum_i (r_i - b) grad_theta log pi(a_i),     pi = softmax(theta)
 
-    theta [K] float64, the logits; actions [n] int64, drawn from pi; rewards [n] float64.
-    Returns g [K]. For the softmax, grad log pi(a) = onehot(a) - pi: derive it, or use autograd.
+    theta [K] float64 has the logits, actions [n] int64 were drawn from pi, and rewards [n] is
+    float64. Returns g [K], in float64 or float32. For the softmax, grad log pi(a) = onehot(a) - pi.
+    Derive it, or use autograd. The three tensors stay as they are, so that a second call gives the
+    same g.
 
-    Its expectation must be the true gradient for *every* baseline b.
+    The expectation of g must be the true gradient for *every* baseline b.
     """
     raise NotImplementedError
 
 
 def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) -> list[float]:
-    """The kept rewards, each compared with a baseline. One number for each of them.
+    """Each of the kept rewards r, compared with a baseline. Returns one number for each.
 
-    pool_rewards: of all m draws for this prompt. kept_rewards: of those that go into the update,
-    chosen from the pool by a rule that looked at the rewards. So mean and std are the pool's.
+    pool_rewards has the rewards of all m answers to this prompt. kept_rewards has those of the n
+    answers that go into the update, in any order. A rule that looked at the rewards has chosen them
+    from the pool, so mean and std are those of the pool.
 
         pool-mean       r - mean                v1 section 2.3 of Reinforce-Ada
         leave-one-out   r - mean of the others = m/(m-1) (r - mean)     RLOO
         group-std       (r - mean) / (std + 1e-6), std with m - 1 in the denominator     GRPO
         positives-only  max(r, 0)               RAFT
 
-    In a pool of one there is nothing to compare with: 0 (except for positives-only).
-    Where all rewards are equal the result is exactly 0 and not 1e-17: a rounding error must not
-    pass for a signal. (Three times 0.1, divided by 3, is not 0.1.)
+    Two rules hold for the first three kinds, but not for positives-only, which has no baseline.
+    In a pool of one there is nothing to compare with, so the result is 0. Where all rewards of the
+    pool are equal the result is exactly 0 and not 1e-17, because a rounding error must not pass for
+    a signal. (Three times 0.1, divided by 3, is not 0.1.)
     """
     raise NotImplementedError

@@ -3,32 +3,44 @@
     python course/check.py 3
     python course/train.py --with lab_3
 
-Read `Rule`, RULES, `SamplerConfig` and `Sample` in ada_sampler.py first. config.rule is the rule
-of the chosen sampler: its min_correct and min_wrong say how many right and wrong answers resolve a
-prompt, its max_rounds how many rounds it may take.
+config.rule is the rule of the chosen sampler. Its min_correct and min_wrong are the quotas, that
+is, how many right and wrong answers resolve a prompt. Its max_rounds says how many rounds a prompt
+may take.
+
+    sampler       min_correct   min_wrong    max_rounds
+    uniform       0             0            1
+    dapo          1             1            1
+    ada-pos       1             0            N
+    ada-balance   n // 2        n - n // 2   N
+
+There is no need to read ada_sampler.py, which has both functions, too.
 """
 
 
 def exit_test(correct: int, wrong: int, rounds: int, config) -> str:
-    """What happens to a prompt with so many correct and wrong answers after `rounds` rounds.
+    """What happens to a prompt with this many correct and wrong answers after `rounds` rounds.
 
         "resolved"         both quotas are met
         "too few correct"  too few are right, and there is no further round
         "too few wrong"    enough are right, too few are wrong, and there is no further round
-        ""                 it goes on: another round
+        ""                 the prompt goes on with another round
 
-    A prompt takes up to config.rule.max_rounds rounds. ada-balance may give up earlier: with
-    config.rule.max_rounds_all_correct = c > 0, a prompt with enough right answers and not a
-    *single* wrong one ends after c rounds.
+    `rounds` counts the rounds that are over, so it is 1 after the first one. A prompt takes up to
+    config.rule.max_rounds rounds. ada-balance may give up earlier. If
+    config.rule.max_rounds_all_correct is c > 0, there is no further round after c rounds (or more)
+    for a prompt with enough right answers and not a *single* wrong one. With c = 0 nothing ends
+    earlier.
     """
     raise NotImplementedError
 
 
 def keep(pool: list, n: int) -> list:
-    """The n samples that go into the update (all, if the pool is smaller).
+    """The n samples that go into the update, or all if the pool is smaller.
 
-    pool: samples in the order of drawing, sample.index = 0, 1, ...; sample.correct says which kind.
-    Keep n // 2 right ones and n - n // 2 wrong ones; if there are too few of one kind, the other
-    fills up. Keep the first of each kind. The result is in the order of drawing.
+    pool has the samples in the order of drawing, with sample.index = 0, 1, ..., and sample.correct
+    says which kind a sample is. Keep n // 2 right ones and n - n // 2 wrong ones, also if n is odd.
+    If there are too few of one kind, the other kind fills up. Keep the first of each kind, also of
+    those that fill up. The result is a list in the order of drawing. The pool itself stays as it
+    is, because its mean is the baseline.
     """
     raise NotImplementedError

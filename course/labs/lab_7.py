@@ -14,8 +14,9 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     r"""The text in the last \boxed{...} of a completion. None without a box, or if the last one is
     never closed (a truncated `\boxed{4` says nothing, whatever was boxed before).
 
-    Braces nest: in \boxed{\frac{1}{2}} the box ends at the third closing brace. \{ and \} are
-    characters, not braces. An empty box gives "". Ignore `style`.
+    The last box is the one that begins last. Braces nest, so in \boxed{\frac{1}{2}} the box ends at
+    the third closing brace. \{ and \} are characters, not braces. A box may have several lines. An
+    empty box gives "". Ignore `style`, which other verifiers use.
     """
     raise NotImplementedError
 
@@ -31,10 +32,11 @@ def exact(text: str):
 
     has_decimal_point: 3.5, .5 and 3. have one, fractions have none.
     5\frac{1}{2} is 5.5, -5\frac{1}{2} is -5.5.
-    Spaces may stand anywhere but between two digits: - 1 / 4 is a number, 1 000 and 3 4 are not.
+    Spaces may stand before, after and between these signs, but not between two digits. So - 1 / 4
+    is a number, and 1 000 and 3 4 are none.
 
-    A zero in the denominator, and anything else (x, 2+3, +5, 50%, \dfrac{1}{2}, 1,000, the empty
-    string), is None: a verifier that guesses accepts wrong answers. (The project's own also reads
-    some spellings that are not listed, such as \frac{-1}{2}: yours may or may not.)
+    A zero in the denominator gives None. So does anything else, for example x, 2+3, +5, 50%,
+    \dfrac{1}{2}, 1,000, and the empty string, because a verifier that guesses accepts wrong
+    answers. (Only for \frac{-1}{2} and \frac12 both a number and None count as right.)
     """
     raise NotImplementedError

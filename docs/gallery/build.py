@@ -1,11 +1,11 @@
-"""Make the pages of this gallery, and the pictures of them that docs/explore.md shows.
+"""Make the pages of this gallery, and the pictures of them that docs/runs.md shows.
 
     python docs/gallery/build.py            # today's explorer/page.html around each page's data
     python docs/gallery/build.py --train    # train the two small runs first: 10 minutes
     python docs/gallery/build.py --check    # write nothing: is it all as it would be written?
 
 A page is made anew where its run's folder exists (that of real.html is `make real`'s). Another
-processor draws other answers: then links and quotes in explore.md have to follow, and --check
+processor draws other answers: then links and quotes in runs.md have to follow, and --check
 names them. Pictures need playwright and chromium (make extras); without them the old ones stay.
 """
 import base64
@@ -31,7 +31,7 @@ RUNS = {  # page: its run, and how to train it
     "real": ("real-0", None),
 }
 DATA = 'id="data">([^<]*)<'
-GUIDE = "explore.md"  # beside this folder; its pictures link to the views that they show
+GUIDE = "runs.md"  # beside this folder; its pictures link to the views that they show
 SHOWN = r"\[!\[([^]]*)\]\(gallery/(\w+\.png)\)\]\(gallery/(\w+\.html)(#[^)]+)\)"
 
 

@@ -1,0 +1,90 @@
+"""Grades a class: one text for each student, and a table of points.
+
+    python course/grade.py class                 # writes graded/points.csv and graded/ann.txt, ...
+    python course/grade.py class --out week-3    # writes into the folder week-3 instead
+
+A submission is a .py file with lab_N in its name, and its student is the folder below `class` that
+contains it. A file that lies in `class` itself has the student in its name, for example
+lab_3_dan.py. A text has all that check.py says about the student's files. In points.csv each
+student has a row and each lab a column, and an empty cell means that there is no file. Of two files
+for one lab the better one counts.
+
+Each file is graded in a process with a time limit, but the students' code has your rights. So use a
+separate account or a container.
+"""
+import argparse
+import csv
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from course import check
+
+SECONDS = 300  # by the clock, for each file. A right file needs about ten
+
+
+def submissions(folder: Path) -> dict[str, list[tuple[str, Path]]]:
+    """student -> (lab, file) of each file; a name that does not say both is printed."""
+    found = defaultdict(list)
+    for file in sorted(folder.rglob("[!.]*.py")):
+        first, *below = file.relative_to(folder).parts
+        lab = check.lab_in(file.name)
+        rest = re.sub(check.LAB, "", file.stem).strip(" _-")
+        student = first if below else rest
+        if lab and student:
+            found[student].append((lab, file))
+        else:
+            missing = "the student" if lab else "the lab (lab_1 to lab_8)"
+            print(f"{file} is not graded, because its name does not say {missing}.")
+    return found
+
+
+def graded(lab: str, file: Path) -> tuple[int, str]:
+    """(points, everything that check.py says about the file)."""
+    command = [sys.executable, check.__file__, lab, str(file)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, errors="replace", timeout=SECONDS)
+        said = done.stdout
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode(errors="replace")
+        said += f"\nThe file was stopped after {SECONDS} seconds."
+    last = said.rstrip().rpartition("\n")[2]
+    points = re.fullmatch(r"(\d+) of 10 points", last)
+    if not points and not last.startswith(str(file)):
+        said += "\nThere are no points, because the code ended the program.\n"
+    return int(points[1]) if points else 0, said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Points and texts for a class.")
+    parser.add_argument("folder", type=Path, help="the folder with all submissions")
+    parser.add_argument("--out", type=Path, default=Path("graded"),
+                        help="where the results are written; default: graded")
+    args = parser.parse_args()
+    if not args.folder.is_dir():
+        raise SystemExit(f"There is no folder {args.folder}.")
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for student, files in sorted(submissions(args.folder.resolve()).items()):
+        row, text = dict(student=student), ""
+        for lab, file in files:
+            points, said = graded(lab, file)
+            print(f"{student} {file.name}: {said.rstrip().splitlines()[-1]}", flush=True)
+            row[lab] = max(points, row.get(lab, 0))
+            text += f"{file.name}\n\n{said}\n\n"
+        (args.out / f"{student}.txt").write_text(text, encoding="utf-8")
+        rows.append(row)
+    with open(args.out / "points.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, ["student", *check.HOMES])
+        table.writeheader()
+        table.writerows(rows)
+    print(f"{args.out / 'points.csv'} has {len(rows)} students.")
+
+
+if __name__ == "__main__":
+    main()
