@@ -24,6 +24,7 @@ import torch
 import minirl
 from bench.mutate import mutated
 from course import bugs, check, grade, train
+from course.checks import Wrong, must_be, spelled
 from helpers import HANG, ROOT, lines
 from parts import logprobs
 from parts.config import Settings, parse
@@ -98,6 +99,22 @@ def graded(row: dict) -> list[str]:
         exec(compile(code, row["lab"], "exec"), space)
     found = check.grade(row["lab"], {name: space[name] for name in check.HOMES[row["lab"]]})
     return list(itertools.islice((one.problem for one in found if one.problem), 1))
+
+
+@pytest.mark.parametrize("right", [0.001, 1.0, 9.9, 123.0])
+def test_float32_passes_and_numbers_that_do_not_are_spelled_differently(right):
+    must_be("call", torch.tensor(right), right)
+    for yours in (right + 1.2e-5 * max(1, right), right - 1.2e-5 * max(1, right)):
+        with pytest.raises(Wrong, match="yours is"):
+            must_be("call", yours, right)
+        assert spelled(yours) != spelled(right)
+
+
+def test_a_cause_is_named_only_if_it_is_the_only_one_that_fits():
+    for causes, named in (({"a": 2}, "\na"), ({"a": 3}, ""), ({"a": 2, "b": 2}, "")):
+        with pytest.raises(Wrong) as found:
+            must_be("call", 2, 1, causes=causes)
+        assert str(found.value) == f"call: yours is 2, and it must be 1{named}"
 
 
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: f"{row['lab']}-{row['right']}")
