@@ -106,13 +106,13 @@ class SamplerConfig:
     sampler: Literal[tuple(RULES)] = "ada-balance"  # a Literal, so that --help lists the choices
     """how many answers: once n (uniform, dapo), rounds (ada-pos, -balance), by p (ada-est, gvm)"""
     n: int = 4
-    """kept answers n: how many of a prompt's answers are trained on (uniform, dapo: also drawn)"""
+    """kept answers n: how many of a prompt's answers are trained on (uniform, dapo: sampled)"""
     M: int = 8
     """round size M: answers per round (ada-est, gvm: per prompt, on average)"""
     N: int = 4
     """number of rounds N: the most that a prompt gets (ada-pos, ada-balance)"""
     threshold: float = 0.7
-    """a reward above it counts as correct; baselines average the rewards themselves"""
+    """a reward above it counts as right; baselines average the rewards themselves"""
     max_rounds_all_correct: int = 0
     """ada-balance: close a prompt after so many rounds without a wrong answer; 0 = off"""
     drop_unresolved: bool = False
@@ -120,7 +120,8 @@ class SamplerConfig:
     advantage: Literal[ADVANTAGES] = "pool-mean"
     """what a reward is compared with; group-std is GRPO's, positives-only RAFT's"""
     weighting: Literal[WEIGHTINGS] = "none"
-    """weights of kept answers: none, unbiased (ascend about p), log (about log p), inv_p (1/p)"""
+    """weights of the kept answers: none, inv_p (1/p), or such that the update follows about the
+    gradient of p (unbiased) or of log p (log)"""
 
     @property
     def rule(self) -> Rule:

@@ -73,15 +73,15 @@ class Flags(CommonFlags):
 
     # ---- the samples
     threshold: float = 0.7
-    """with --reward: one above it is correct, for pass@k"""
+    """with --reward: one above it is right, for pass@k"""
     k: int = 32
-    """samples per problem"""
+    """answers per problem"""
     limit: int = 0
     """only the first so many problems of each set; 0 = all"""
     temperature: float = 1.0
     """sampling temperature; 0 = greedy, with --k 1"""
     seed: int = 0
-    """decides the samples"""
+    """decides which answers are sampled"""
 
     # ---- what it runs on
     sync: Auto[Literal["adapter", "merge"]] = None
@@ -89,7 +89,7 @@ class Flags(CommonFlags):
     engine_memory: float = 0.85
     """share of the GPU's memory for the engine"""
     engine_sequences: int = 256
-    """most responses that are written at the same time"""
+    """most answers that are written at the same time"""
 
 
 def parse(argv: list[str] | None = None) -> Flags:
