@@ -295,7 +295,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
         assert sets[0]["reward/half"] == (-5 - 4 + 0 - 3) / 8  # a part that is missing is 0
         evaluation.show_results(summary, rows, ".3g")
         said = capsys.readouterr().out
-        assert "WARNING: no verdict on 2 of 7 samples, such as " in said
+        assert "WARNING: no verdict on 2 of 7 answers, such as " in said
         assert "\n  reward/half -1.5, reward/rest -1.5\n" in said
         file.write_text("".join(file.read_text().splitlines(True)[:3]) + '{"data": "a", "rew')
 
