@@ -108,7 +108,7 @@ BAD_DATA = [
      "Expecting value: line 2 column 32"),
     ("deep.jsonl", '{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "without a gold"),
     ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
-    ("odd.jsonl", '{"problem": "a", "label": "1"}', "without golds, take --reward FILE.py:FUNCT"),
+    ("odd.jsonl", '{"problem": "a", "label": "1"}', "without golds, use --reward FILE.py:FUNCTI"),
     ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
 ]
 BAD_TEMPLATES = [
