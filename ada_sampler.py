@@ -106,13 +106,13 @@ class SamplerConfig:
     sampler: Literal[tuple(RULES)] = "ada-balance"  # a Literal, so that --help lists the choices
     """number of answers: n (uniform, dapo), in rounds (ada-pos, -balance), by p (ada-est, gvm)"""
     n: int = 4
-    """kept answers n: a prompt's answers that are trained on (uniform, dapo: also the sampled)"""
+    """kept answers n: how many of a prompt's answers are trained on (uniform, dapo: sampled)"""
     M: int = 8
     """round size M: answers per round (ada-est, gvm: per prompt, on average)"""
     N: int = 4
     """largest number of rounds N of a prompt (ada-pos, ada-balance)"""
     threshold: float = 0.7
-    """an answer with a higher reward counts as correct; baselines average the rewards themselves"""
+    """a reward above it counts as right; baselines average the rewards themselves"""
     max_rounds_all_correct: int = 0
     """ada-balance: stop a prompt after this many rounds without a wrong answer; 0 = off"""
     drop_unresolved: bool = False
@@ -120,7 +120,8 @@ class SamplerConfig:
     advantage: Literal[ADVANTAGES] = "pool-mean"
     """what a reward is compared with; group-std is GRPO's, positives-only RAFT's"""
     weighting: Literal[WEIGHTINGS] = "none"
-    """weights of kept answers: none, unbiased (ascend about p), log (about log p), inv_p (1/p)"""
+    """weights of the kept answers: none, inv_p (1/p), or such that the update follows about the
+    gradient of p (unbiased) or of log p (log)"""
 
     @property
     def rule(self) -> Rule:
@@ -406,10 +407,9 @@ class Collector:
                 f"the engine is idle, but answers to these prompts never came back: {lost}")
 
     def advance(self, group: Group) -> None:
-        """End a prompt or start its next round, if the present round is complete.
+        """End a prompt or start its next round, after a complete round.
 
-        The next round also starts if it is certain, so that one slow answer delays no prompt.
-        """
+        A round that is certain starts earlier, so one slow answer does not delay its prompt."""
         missing = sum(s.rollout is None for s in group.pool)
         if missing:
             if self.next_round_is_certain(group, missing):

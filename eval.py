@@ -72,7 +72,7 @@ class Flags(CommonFlags):
 
     # ---- the answers
     threshold: float = 0.7
-    """with --reward: an answer with a higher reward counts as correct, for pass@k"""
+    """with --reward: one above it is right, for pass@k"""
     k: int = 32
     """answers per problem"""
     limit: int = 0
@@ -80,7 +80,7 @@ class Flags(CommonFlags):
     temperature: float = 1.0
     """sampling temperature; 0 = greedy, with --k 1"""
     seed: int = 0
-    """decides the sampled answers"""
+    """decides which answers are sampled"""
 
     # ---- hardware
     sync: Auto[Literal["adapter", "merge"]] = None
@@ -88,7 +88,7 @@ class Flags(CommonFlags):
     engine_memory: float = 0.85
     """share of the GPU's memory for the engine"""
     engine_sequences: int = 256
-    """largest number of answers that are written at the same time"""
+    """most answers that are written at the same time"""
 
 
 def parse(argv: list[str] | None = None) -> Flags:

@@ -68,18 +68,20 @@ class CommonFlags:
     data: Auto[str] = None
     """comma-separated benchmarks, hub ids, files (.jsonl .json .parquet .csv), builtin problems"""
     columns: str = ""
-    """QUESTION,ANSWER: the columns of problem and correct answer, if not recognized"""
+    """QUESTION,ANSWER: the columns with problem and right answer, if not found by themselves"""
     reward: str = ""
     """FILE.py:FUNCTION replaces math-verify as reward; the data then needs no answers"""
     template: Auto[str] = None
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
     chat, none"""
     max_prompt_tokens: Auto[int] = None
-    """longer prompts are dropped and counted; default: 256, with larger models up to 1024"""
+    """longer prompts are dropped and counted; default: 256, of larger models 1024, of small ones
+    with problems of your own 640"""
     max_tokens: Auto[int] = None
-    """longest response, in tokens; default: 64, of small models 40 or 160, of larger ones 3000"""
+    """longest answer, in tokens; default: 64, of larger models 3000, of small ones 40, or 160 with
+    problems of your own"""
     stop: str = ""
-    """TOKEN,...: further tokens that end an answer, in addition to the model's own"""
+    """TOKEN,...: further tokens that end an answer, besides those that the model itself names"""
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,12 @@ class Flags(SamplerConfig, CommonFlags):
     eval_k: Auto[int] = None
     """answers per held-out problem; default: 8, with small models 4"""
 
-    # ---- how many answers each prompt gets, and what their rewards are compared with
+    # ---- which prompts get how many answers, and what an answer is compared with
     batch_prompts: Auto[int] = None
     """prompts per step; default: 24, with small models 16, with larger ones 32"""
     M: Auto[int] = None
-    """samples per round (ada-est, gvm: per prompt, on average); default: 8, with small models 4"""
+    """answers per round (ada-est, gvm: per prompt, on average); default: 8, or 4 for small models
+    with ada-balance"""
     temperature: float = 1.0
     """sampling temperature, used by both engine and trainer"""
     advantage: Auto[Literal[ADVANTAGES]] = None
@@ -158,7 +161,7 @@ class Flags(SamplerConfig, CommonFlags):
 
     # ---- what is evaluated and recorded during the run
     eval_every: Auto[int] = None
-    """evaluate every K steps, and first and last; 0 = only those; default: 20, small models 10"""
+    """steps between evaluations; 0 = only the first and the last; default: 20, small models 10"""
     eval_first: bool = True
     """evaluate before step 1; without it the run cannot report at its end what has changed"""
     train_anyway: bool = False
@@ -172,7 +175,7 @@ class Flags(SamplerConfig, CommonFlags):
     engine_memory: float = 0.45
     """share of the GPU's memory for the engine"""
     engine_sequences: int = 256
-    """largest number of answers that are written at the same time"""
+    """most answers that are written at the same time"""
     rollout_dtype: Auto[Literal["float32", "bfloat16", "float16", "fp8"]] = None
     """precision of the engine's weights; default: the same as --dtype"""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
@@ -180,7 +183,8 @@ class Flags(SamplerConfig, CommonFlags):
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
     micro_tokens: Auto[int] = None
-    """tokens per forward and backward pass, padding included; default: by the memory"""
+    """tokens per forward and backward pass, padding included; default: 16384 on a GPU, 8192 below
+    20 GB, 4096 for the built-in models, estimated on a CPU"""
 
 
 @dataclass(frozen=True)
@@ -364,10 +368,7 @@ def parse_before_torch() -> Flags:
 
 # ------------------------------------------------------------------------------ earlier runs
 def of_the_run_before(flags: Flags) -> dict:
-    """The settings of the run that --model names; {} if it names none.
-
-    Without its columns and held-out problems, if --data names other problems.
-    """
+    """Settings of the run that --model names, or {}; without columns if --data is another."""
     run = run_named(flags.model)
     before = settings(run) if run else {}
     same = flags.data in (None, before.get("data"))

@@ -264,7 +264,7 @@ def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
         capsys, rewards, status, settings, causes):
     why = watched(3, rewards, status, "stop", 0, **settings)
     assert all(cause in why for cause in causes), why
-    assert "after step 3" in why and why.endswith("all the same: --resume --train-anyway.")
+    assert "after step 3" in why and why.endswith("anyway: --resume --train-anyway.")
     out = capsys.readouterr().out
     assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and status in out
 
@@ -294,7 +294,7 @@ def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(caps
     assert "WARNING, step 2: --reward gave no verdict on 2 of 2" in capsys.readouterr().out
     for ess in (0.2, 0.3):  # with weights of which few count
         assert not watched(3, *ODD["e"], 3, ess=ess)
-        assert ("WARNING, step 3: the importance weights leave 20% of" in capsys.readouterr().out
+        assert ("WARNING, step 3: the effective sample size of the" in capsys.readouterr().out
                 ) == (ess < 0.3)
     assert not watched(9, *ODD["C"], 0, train_anyway=True)
     assert not watched(9, *ODD["S"], 0, skipped=1)  # float16: the loss scale settles

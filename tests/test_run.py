@@ -396,7 +396,7 @@ def test_a_run_is_known_by_what_it_was_started_with(
                     reward="~/mine.py:score" if file == "mine.py" else "")
     small_run(tmp_path, **settings)
     said = capsys.readouterr().out
-    assert "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in" in said
+    assert "data: a step takes 4 prompts (--batch-prompts), but only 1 are there to train on" in said
     gc.collect()
     (tmp_path / file).write_text(INPUTS[file].replace(old, new))
     with contextlib.nullcontext() if not flag else pytest.raises(
@@ -500,7 +500,7 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
     said = capsys.readouterr().out
     assert all(f"2 of 3 golds cannot be read by math-verify, such as '??', '?': {fate}" in said
                for fate in ("dropped", "only the same string is right"))
-    assert "too few to tell" in said
+    assert "too few to see progress" in said
     config = replace(config, reward="mine.py:score")  # decides alone what is right
     assert [*map(len, running.load_data(config, make.build_tokenizer(), grader))] == [3, 3]
 
