@@ -396,7 +396,7 @@ def test_a_run_is_known_by_what_it_was_started_with(
                     reward="~/mine.py:score" if file == "mine.py" else "")
     small_run(tmp_path, **settings)
     said = capsys.readouterr().out
-    assert "data: a step takes 4 prompts (--batch-prompts), but only 1 are there to train on" in said
+    assert "a step takes 4 prompts (--batch-prompts), but only 1 are there to train on" in said
     gc.collect()
     (tmp_path / file).write_text(INPUTS[file].replace(old, new))
     with contextlib.nullcontext() if not flag else pytest.raises(
