@@ -39,6 +39,6 @@ if __name__ == "__main__":
     parser.add_argument("run", help="runs/NAME, or runs/NAME/checkpoints/step-000100")
     parser.add_argument("out", help="the new folder")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="",
-                        help="of the weights; default: that of the training")
+                        help="precision of the weights; default: as in training")
     flags = parser.parse_args()
     export(flags.run, Path(flags.out).resolve(), flags.dtype)

@@ -275,9 +275,13 @@ def test_a_run_from_a_run_trains_and_is_resumed_although_the_first_has_gone_on(
 
 def test_a_run_without_a_checkpoint_and_a_model_that_reads_less(source, monkeypatch, capsys):
     """One sentence each; the lengths are those with which an exported model was trained."""
+    export.export(f"{source}/checkpoints/step-000003", Path("named"))  # and not the newest
+    assert "adapter of runs/first/checkpoints/step-000003, in" in capsys.readouterr().out
     export.export(source, Path("my-model"))
+    said = capsys.readouterr().out
+    assert "adapter of runs/first/checkpoints/step-000006, in" in said
     assert re.search("--model my-model --data FILE .*--max-tokens 33 --k 8\\nFILE must have other.*"
-                     "mine.jsonl, .*trained.*--adapter runs/first\n", capsys.readouterr().out)
+                     "mine.jsonl, .*trained.*--adapter runs/first\n", said)
     real = "--model my-model --data mine.jsonl --columns frage,n --max-tokens 3000".split()
     lengths = "my-model reads 1024 .* 640 . 3000: add --max-prompt-tokens 99 --max-tokens 33"
     for read, begin_with in ((parse, settle_here),
