@@ -1,16 +1,16 @@
 # make demo   set everything up and train the built-in tiny model (no GPU, no model hub)
 # make real   train a real language model of 135 M parameters on word problems (SEED=1 for another run)
 # make check  set everything up, lint, and run the tests that need no engine
-# make test   those, and an end-to-end run of everything that matters
-# make test-all  every test (how long each takes: CONTRIBUTING.md)
+# make test   the tests of make check, and an end-to-end run of the main features
+# make test-all  every test (CONTRIBUTING.md has the durations)
 # make bench  set everything up and measure rollouts (a few minutes)
-# make extras what the tests of notebook, page, trackers and TRL need besides (they are skipped without it)
-# make notebook  those, and JupyterLab, which opens walkthrough.ipynb
-# make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt; with uv if it is there
+# make extras packages for the tests of notebook, page, trackers and TRL, which are skipped without them
+# make notebook  the extras and JupyterLab, which opens walkthrough.ipynb
+# make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt, with uv if installed
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
 
-unexport PYTHONDONTWRITEBYTECODE  # where it is set, every start compiles 8,000 modules anew
+unexport PYTHONDONTWRITEBYTECODE  # if it is set, every start compiles 8,000 modules again
 PYTHON ?= python3
 UV := $(shell command -v uv)
 LOCK := --quiet --no-deps -r requirements-cpu.txt

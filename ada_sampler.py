@@ -1,42 +1,42 @@
 """Adaptive sampling: which prompts get more answers, when to stop, which answers are kept.
 
-**The idea.** A policy gradient learns from differences between answers to the same prompt. Sample
-n = 4 answers from a model that is right 5 % of the time, and 81 % of the prompts come back all
-wrong: reward minus mean is 0 four times over, and the compute is wasted. Reinforce-Ada goes on
-sampling, in rounds, until a prompt has enough right and enough wrong answers.
+**The idea.** A policy gradient learns from differences between answers to the same prompt. If a
+model is right 5 % of the time, n = 4 answers are all wrong for 81 % of the prompts. Then reward
+minus mean is 0 four times, so there is no gradient, and the compute is wasted. Reinforce-Ada
+continues to sample, in rounds, until a prompt has enough right and enough wrong answers.
 
            +---------- not yet, and fewer than N rounds: M more ----------+
            v                                                              |
     a round of M  -->  engine writes  -->  grader judges  -->  exit test on the WHOLE pool
                                                                           |
-           update  <--  n rows, reward - pool mean  <--  keep n  <-- closed
+           update  <--  n answers, reward - pool mean  <--  keep n  <-- closed
 
-Two budgets per prompt: up to N*M answers are *drawn*, n are *kept* for the update. Half of the kept
-are right because they were chosen so, however hard the prompt is, so their mean says nothing about
-the prompt. The baseline is the mean of all that were drawn, the *pool*.
+Each prompt has two budgets: up to N*M answers are *sampled*, and n are *kept* for the update. Half
+of the kept answers are right because they were selected so. Their mean therefore says nothing about
+the prompt. The baseline is the mean of all sampled answers, the *pool*.
 
 **Rounds.** Prompts do not wait for each other, but a round is always completed. Short answers
-finish first. If right answers are the short ones, half a round shows too many of them, and a
-decision at that moment would bias the pool. The *next* round may start early, as soon as it will be
-needed however the missing answers turn out. This changes when answers are drawn, not which.
+finish first. If right answers are shorter, half a round contains too many of them, and a decision
+at that moment would bias the pool. The *next* round may start early, if it will be needed whatever
+the missing answers are. This changes when answers are sampled, but not which answers.
 
-**The rules** (`--sampler`). Each is a row of RULES, and so is a new one.
-    uniform      draw n, keep n: GRPO, or REINFORCE with a group baseline
-    dapo         draw n; if all are right or all wrong, drop the prompt and try another one
+**The rules** (`--sampler`). Each rule is an entry of RULES, where you can add one.
+    uniform      sample n, keep n, as in GRPO or in REINFORCE with a group baseline
+    dapo         sample n; if all are right or all wrong, drop the prompt and try another one
     ada-pos      rounds of M until an answer is right; keep n, of both kinds if there are any
     ada-balance  rounds of M until n//2 answers are right and n - n//2 wrong; keep those (default)
-    ada-est      draw ~ 1/sqrt(p) of earlier visits; keep all, weigh each by this pool's 1/sqrt(p)
-    gvm          pilot answers estimate p; then draw where it lowers the gradient's variance most
-If you only want ada-balance, skip the last section, which serves ada-est and gvm. What happens to a
-prompt that is never solved: docs/method.md.
+    ada-est      sample ~ 1/sqrt(p), p from earlier epochs; keep all, with weights ~ 1/sqrt(p)
+    gvm          pilot answers estimate p; then sample where it lowers the gradient's variance most
+If you only want ada-balance, skip the last section, which serves ada-est and gvm. docs/method.md
+explains what happens to a prompt that is never solved.
 
-**Use it** in another trainer: this file needs only the standard library (examples/own_loop.py).
+**Use it** in another trainer, because it needs only the standard library (examples/own_loop.py).
 `collect` takes an engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a
-grader with submit(key, problem, rollout) and result(key) -> verdict with .reward and .status.
-Rewards may be any number; NaN: no verdict. After `collect`, `set_advantages` keeps n of a group.
+grader with submit(key, problem, rollout) and result(key) -> verdict with .reward and .status. A
+reward is any number, or NaN if there is no verdict. Then `set_advantages` keeps n of a group.
 
 Papers: v1 and v3 are versions of Reinforce-Ada, arXiv 2510.04996; GVM is 2505.02391; DAPO is
-2503.14476. Symbols are theirs: n, M, N, p (a prompt's pass rate). Their tau is `threshold`.
+2503.14476. The symbols n, M, N and p (pass rate of a prompt) are theirs. Their tau is `threshold`.
 """
 import math
 from dataclasses import dataclass, field
@@ -44,34 +44,34 @@ from statistics import fmean, stdev
 from typing import Any, Callable, Literal, NamedTuple
 
 # For ada-est. v3 gives no values, so these are this project's choice.
-EST_DECAY = 0.9  # what a visit leaves of a prompt's older counts
+EST_DECAY = 0.9  # factor of a prompt's older counts at each update
 EST_ALPHA, EST_BETA = 0.5, 0.5  # Beta prior of a pass rate (Jeffreys')
 EST_EPS = 0.01  # bounds 1/sqrt(p + eps) for a prompt that is never solved
-EST_MIN, EST_MAX = 2, 32  # draws of a prompt; by default ada-balance too draws at most 32
-# For gvm: the values of its released code.
+EST_MIN, EST_MAX = 2, 32  # answers per prompt; 32 is also ada-balance's default maximum
+# For gvm, with the values of its released code.
 GVM_PILOTS = 8  # answers per prompt that estimate its pass rate
-GVM_ALPHA, GVM_BETA = 1e-3, 2.0  # see `allocate_gvm`: most go to a prompt of p = sqrt(alpha)
+GVM_ALPHA, GVM_BETA = 1e-3, 2.0  # in `allocate_gvm`; p = sqrt(alpha) gets the most answers
 
 
 # ---------------------------------------------------------------------------------------- the rules
 class Rule(NamedTuple):
-    """Everything that distinguishes one sampler from another, as data."""
+    """Everything in which the samplers differ, as data."""
 
     round_size: int  # answers in each of a prompt's rounds
     rows_per_prompt: int  # answers kept for the update (ada-est, gvm: on average)
     max_rounds: int = 1
-    min_correct: int = 0  # a prompt is resolved by so many correct answers
-    min_wrong: int = 0  # and so many wrong ones
+    min_correct: int = 0  # a prompt needs this many correct answers to be resolved
+    min_wrong: int = 0  # and this many wrong answers
     max_rounds_all_correct: int = 0  # rounds of a prompt without a wrong answer; 0 = max_rounds
     drops: bool = False  # an unresolved prompt is not trained on
     refills: int = 0  # how often another prompt is tried instead of an unresolved one
-    allocates: str = ""  # "by history", "by pilots": divides a step's draws by pass rates
+    allocates: str = ""  # "by history", "by pilots": how pass rates divide a step's answers
 
 
 class Sampler(NamedTuple):
-    """A row of RULES."""
+    """An entry of RULES. A setting that it does not read has no effect for this sampler."""
 
-    reads: tuple[str, ...]  # the settings that have an effect on this rule
+    reads: tuple[str, ...]  # the settings that this rule depends on
     rule: Callable[..., Rule]  # called with the values of these settings, in this order
 
 
@@ -101,26 +101,27 @@ WEIGHTINGS = ("none", "unbiased", "log", "inv_p")  # see `row_weights`
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """All that decides about sampling. A trainer's config inherits from it."""
+    """All settings of the sampler. A trainer's config inherits from it."""
 
     sampler: Literal[tuple(RULES)] = "ada-balance"  # a Literal, so that --help lists the choices
-    """how many answers: once n (uniform, dapo), rounds (ada-pos, -balance), by p (ada-est, gvm)"""
+    """number of answers: n (uniform, dapo), in rounds (ada-pos, -balance), by p (ada-est, gvm)"""
     n: int = 4
-    """kept answers n: how many of a prompt's answers are trained on (uniform, dapo: also drawn)"""
+    """kept answers n: how many of a prompt's answers are trained on (uniform, dapo: sampled)"""
     M: int = 8
     """round size M: answers per round (ada-est, gvm: per prompt, on average)"""
     N: int = 4
-    """number of rounds N: the most that a prompt gets (ada-pos, ada-balance)"""
+    """largest number of rounds N of a prompt (ada-pos, ada-balance)"""
     threshold: float = 0.7
-    """a reward above it counts as correct; baselines average the rewards themselves"""
+    """a reward above it counts as right; baselines average the rewards themselves"""
     max_rounds_all_correct: int = 0
-    """ada-balance: close a prompt after so many rounds without a wrong answer; 0 = off"""
+    """ada-balance: stop a prompt after this many rounds without a wrong answer; 0 = off"""
     drop_unresolved: bool = False
-    """ada-pos, ada-balance: train on no prompt that stayed unresolved, as in the papers"""
+    """ada-pos, ada-balance: do not train on unresolved prompts, as in the papers"""
     advantage: Literal[ADVANTAGES] = "pool-mean"
     """what a reward is compared with; group-std is GRPO's, positives-only RAFT's"""
     weighting: Literal[WEIGHTINGS] = "none"
-    """weights of kept answers: none, unbiased (ascend about p), log (about log p), inv_p (1/p)"""
+    """weights of the kept answers: none, inv_p (1/p), or such that the update follows about the
+    gradient of p (unbiased) or of log p (log)"""
 
     @property
     def rule(self) -> Rule:
@@ -128,7 +129,7 @@ class SamplerConfig:
         return rule(*(getattr(self, name) for name in reads))
 
     def validate(self) -> None:
-        """Raises ValueError, one sentence, for what would train on nonsense."""
+        """Raises ValueError, one sentence, for settings that contradict each other."""
         choices = dict(sampler=RULES, advantage=ADVANTAGES, weighting=WEIGHTINGS)
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -141,15 +142,15 @@ class SamplerConfig:
         least = 2 if compares else 1
         if rule.rows_per_prompt < least:
             raise ValueError(f"set {'M' if rule.allocates else 'n'} to {least} or more" +
-                             ", because one answer has nothing to be compared with" * (least > 1))
+                             ", because one answer cannot be compared with others" * (least > 1))
         by_history = rule.allocates == "by history"
         if by_history and not EST_MIN <= self.M <= EST_MAX:
-            raise ValueError(f"ada-est draws {EST_MIN} to {EST_MAX} answers of each prompt: M, "
+            raise ValueError(f"ada-est samples {EST_MIN} to {EST_MAX} answers per prompt, so M, "
                              f"their mean, cannot be {self.M}")
         by_std, by_weight = self.advantage == "group-std", self.weighting != "none"
         if by_history + by_std + by_weight > 1:
-            raise ValueError("ada-est, advantage group-std and weighting each change what a prompt "
-                             "counts by its pass rate: choose only one of them")
+            raise ValueError("ada-est, advantage group-std and weighting each weight prompts by "
+                             "their pass rate: choose only one of them")
 
 
 # ---------------------------------------------------------------------------------- data structures
@@ -157,37 +158,37 @@ class SamplerConfig:
 class Sample:
     """One answer. `rollout` is what the engine returned; this file does not look into it."""
 
-    index: int  # its place in the prompt's pool: the order of drawing, never of finishing
+    index: int  # its place in the pool, in the order of sampling, not of finishing
     round: int  # 0, 1, ...
     rollout: Any = None  # None while the engine is writing, and one engine step longer: see `drive`
-    reward: float = 0.0  # the grader's (where it failed: see `fill_missing`)
-    status: str | None = None  # the grader's word for it; None before its verdict
+    reward: float = 0.0  # the grader's; see `fill_missing` if the grader failed
+    status: str | None = None  # the grader's status; None before the verdict
     correct: bool = False  # reward > threshold
     why: str = ""  # the grader's reason, where it gives one
-    parts: dict = field(default_factory=dict)  # what the reward is the sum of, where it is one
+    parts: dict = field(default_factory=dict)  # terms of the reward, if it is a sum
     row: Any = None  # the trainer's record of a kept answer
 
 
-# What a prompt came to. It is open while rounds may follow.
+# Outcomes of a prompt. OPEN means that more rounds may follow.
 OPEN, RESOLVED = "", "resolved"
 TOO_FEW_CORRECT, TOO_FEW_WRONG = "too few correct", "too few wrong"
-OUT_OF_BUDGET = "out of budget"  # gvm draws no more answers of it
+OUT_OF_BUDGET = "out of budget"  # gvm samples no more answers to it
 
 
 @dataclass
 class Group:
-    """A prompt and everything drawn for it. The trainer gets this same object."""
+    """A prompt and all answers to it. The trainer gets this same object."""
 
     index: int  # its place in the batch
     problem: Any
-    pool: list[Sample] = field(default_factory=list)  # all that were drawn
-    rounds: int = 0  # opened so far
+    pool: list[Sample] = field(default_factory=list)  # all sampled answers
+    rounds: int = 0  # started so far
     outcome: str = OPEN
     refill: int = 0  # dapo: how many prompts were tried before this one in its place
-    # `set_advantages` sets the rest, once the prompt is closed.
+    # `set_advantages` sets the following fields after the last round.
     baseline: float = 0.0  # mean reward of the pool (gvm: without the pilots)
     p_hat: float = 0.0  # share correct in the pool (gvm: after the pilots, if any)
-    kept: list[Sample] = field(default_factory=list)  # what the update sees, in drawing order
+    kept: list[Sample] = field(default_factory=list)  # for the update, in the order of sampling
     advantages: list[float] = field(default_factory=list)  # one per kept answer
     weights: list[float] = field(default_factory=list)  # one per kept answer
 
@@ -197,42 +198,42 @@ class Group:
 
     @property
     def zero_signal(self) -> bool:
-        """Nothing to learn here: every row's coefficient is 0, or there is no row."""
+        """Whether the prompt gives no gradient: all coefficients are 0, or nothing is kept."""
         return not any(coefficient for _, coefficient in self.rows())
 
 
-# ------------------------------------------------------------------------ when does a prompt close?
+# ------------------------------------------------------------------------- when does a prompt end?
 def exit_test(correct: int, wrong: int, rounds: int, config: SamplerConfig) -> str:
-    """The outcome after `rounds` complete rounds with these answers; OPEN if the prompt goes on."""
+    """The outcome after `rounds` complete rounds; OPEN if another round follows."""
     rule = config.rule
     if correct >= rule.min_correct and wrong >= rule.min_wrong:
         return RESOLVED
     lacking = TOO_FEW_CORRECT if correct < rule.min_correct else TOO_FEW_WRONG
     most_rounds = rule.max_rounds
     if lacking == TOO_FEW_WRONG and wrong == 0 and rule.max_rounds_all_correct:
-        # A prompt that is always solved takes all N*M draws and teaches nothing: end it earlier.
+        # A prompt that is always solved would take N*M answers and give no gradient: end it early.
         most_rounds = min(most_rounds, rule.max_rounds_all_correct)
     return lacking if rounds >= most_rounds else OPEN
 
 
 # ------------------------------------------------------------------------------------ what is kept?
 def keep(pool: list[Sample], n: int) -> list[Sample]:
-    """n answers, n//2 of them correct; where one kind is short the other fills up (v1 Alg. 1).
+    """n answers, n//2 of them correct; if one kind has too few, more of the other (v1 Alg. 1).
 
-    Of each kind it takes those drawn first. The order of drawing says nothing about an answer, so
-    this choice is as good as a random one.
+    Of each kind it takes the first in the order of sampling, which is independent of the answers,
+    so this choice is as good as a random one.
     """
     positives = [s for s in pool if s.correct]
     negatives = [s for s in pool if not s.correct]
     k_pos = min(n // 2, len(positives))
     k_neg = min(n - k_pos, len(negatives))
-    k_pos = min(n - k_neg, len(positives))  # more, where wrong ones are too few
+    k_pos = min(n - k_neg, len(positives))  # more, if there are too few wrong ones
     return sorted(positives[:k_pos] + negatives[:k_neg], key=lambda s: s.index)
 
 
 # --------------------------------------------------------------------------- advantages and weights
 def mean(values: list[float]) -> float:
-    """The mean; exact where all values are equal, so that no rounding error becomes a signal."""
+    """The mean; exact if all values are equal, so that no rounding error becomes an advantage."""
     return values[0] if min(values) == max(values) else fmean(values)
 
 
@@ -265,8 +266,8 @@ def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) 
 def row_weights(correct: list[bool], p_hat: float, rows_per_prompt: float, kind: str):
     """Weights of the kept answers, from which of them are correct and the pool's pass rate.
 
-    To keep half of each kind makes hard and easy prompts count more (course/notes/3). "none" leaves
-    that as the released code does. To undo it, an answer stands for its share of the pool:
+    Keeping half of each kind gives hard and easy prompts more weight (course/notes/3). "none" keeps
+    this, as the released code does. The others weight an answer by its share of the pool:
         unbiased  c+ = p n/k_pos, c- = (1-p) n/k_neg   ascends p
         log       that, times 1/p                      ascends log p (v3 section 2.2)
         inv_p     "none", times 1/p                    v3 section 3.2; a hard prompt counts 1/(2p^2)
@@ -284,10 +285,10 @@ def row_weights(correct: list[bool], p_hat: float, rows_per_prompt: float, kind:
 
 
 def set_advantages(group: Group, config: SamplerConfig) -> None:
-    """Choose what a closed group is trained on, with advantages and weights."""
+    """Choose the kept answers of a finished group, with their advantages and weights."""
     rule, pool = config.rule, group.pool
     group.p_hat = pass_rate(pool)
-    if rule.allocates == "by pilots":  # which are not trained on
+    if rule.allocates == "by pilots":  # the pilots are not trained on
         pool = [s for s in pool if s.round > 0]
         if not pool:
             return
@@ -296,8 +297,8 @@ def set_advantages(group: Group, config: SamplerConfig) -> None:
     group.baseline = mean(rewards)  # for the log: `advantages` computes it again
     if group.outcome != RESOLVED and rule.drops:
         return
-    # n of each prompt, or one that took more rounds would have more rows. Rules that allocate draws
-    # keep all: there the number of a prompt's rows is its weight.
+    # Keep n per prompt, or prompts with more rounds would have more rows. Rules that allocate the
+    # answers keep all, because the number of a prompt's rows is its weight there.
     group.kept = pool if rule.allocates else keep(pool, config.n)
     group.advantages = advantages([s.reward for s in group.kept], rewards, config.advantage)
     p = group.p_hat
@@ -306,7 +307,7 @@ def set_advantages(group: Group, config: SamplerConfig) -> None:
     correct = [s.correct for s in group.kept]
     group.weights = row_weights(correct, p, rule.rows_per_prompt, config.weighting)
     if rule.allocates == "by history":
-        # draws ~ 1/sqrt(p) and weight ~ 1/sqrt(p): together 1/p, the gradient of log p (v3)
+        # answers ~ 1/sqrt(p) times weight ~ 1/sqrt(p) is 1/p, the gradient of log p (v3)
         group.weights = [w / (group.p_hat + EST_EPS) ** 0.5 for w in group.weights]
 
 
@@ -316,14 +317,14 @@ def collect(
     estimator: "Estimator | None" = None, more: Callable[[], Any] | None = None,
     grad_norms: Callable[[list], list[float]] | None = None,
 ) -> list[Group]:
-    """Sample one step's batch: a closed Group with graded answers for each of `problems`, in order.
+    """Sample one step's batch: a Group with graded answers for each of `problems`, in order.
 
-    estimator   ada-est: kept by the caller from step to step; updated here
-    more        dapo: gives one further problem, or None if there is none. Their groups follow those
-                of `problems`; dropped ones are returned too, for they did cost draws
-    grad_norms  gvm: takes the groups with graded pilots, gives G_i of each; without it, G_i = 1
+    estimator   ada-est: the caller keeps it from step to step; it is updated here
+    more        dapo: returns a further problem, or None if there is none. Their groups follow those
+                of `problems`. Dropped groups are returned, too, because they cost answers
+    grad_norms  gvm: takes the groups with graded pilots, returns G_i of each; without it, G_i = 1
 
-    Raises ValueError for a config that cannot work, RuntimeError if the engine loses samples.
+    Raises ValueError for a config that cannot work, RuntimeError if answers never come back.
     """
     config.validate()
     if config.rule.allocates == "by history" and estimator is None:
@@ -348,9 +349,9 @@ def collect(
 
 
 def fill_missing(rewards: list[float]) -> list[float]:
-    """The rewards of a step. Where the grader failed (NaN) it is the worst of them, and at most 0.
+    """The rewards of a step. NaN (the grader failed) becomes the lowest of them, and at most 0.
 
-    So an answer gains nothing by making the grader fail, also where rewards are negative.
+    So an answer gains nothing if it makes the grader fail, even if rewards are negative.
     """
     worst = min([0.0, *(r for r in rewards if not math.isnan(r))])
     return [worst if math.isnan(r) else r for r in rewards]
@@ -359,8 +360,8 @@ def fill_missing(rewards: list[float]) -> list[float]:
 class Collector:
     """One step's groups, and the loop that advances them.
 
-    What is submitted before which engine step depends on finished samples and their verdicts, never
-    on the clock or on the order in which verdicts come in. So with a deterministic engine a run can
+    The submissions before each engine step depend on finished answers and their verdicts, but not
+    on the clock or on the order in which verdicts arrive. So with a deterministic engine a run can
     be repeated exactly.
     """
 
@@ -369,26 +370,26 @@ class Collector:
         self.groups: list[Group] = []
 
     def add(self, problem, size: int, refill: int = 0) -> None:
-        """Take a prompt into the batch and open its first round."""
+        """Add a prompt to the batch and start its first round."""
         group = Group(len(self.groups), problem, refill=refill)
         self.groups.append(group)
         self.open_round(group, size)
 
     def open_round(self, group: Group, size: int) -> None:
-        """Submit `size` more samples of a prompt."""
+        """Request `size` more answers to a prompt."""
         for index in range(len(group.pool), len(group.pool) + size):
             group.pool.append(Sample(index, group.rounds))
-            self.engine.submit((group.index, index), group.problem)  # the key is its place
+            self.engine.submit((group.index, index), group.problem)  # its key
         group.rounds += 1
 
     def drive(self) -> None:
-        """Step the engine until every prompt is closed.
+        """Step the engine until no prompt is open.
 
-            engine step t      some answers finish; the grader gets them at once
-            engine step t + 1  the grader works beside the engine
-            after that         the verdicts of step t are read: prompts close, rounds open
+            engine step t      some answers finish, and the grader gets them at once
+            engine step t + 1  the grader and the engine work at the same time
+            after that         the verdicts of step t are read, so prompts end or get a round
 
-        So no decision depends on how long grading takes. If the engine is idle, step t + 1 is none.
+        So no decision depends on how long grading takes. An idle engine makes no step t + 1.
         """
         finished = []  # in the last engine step: [((prompt, its answer), rollout)]
         while self.engine.busy or finished:
@@ -396,20 +397,19 @@ class Collector:
             finished = list(self.engine.step()) if self.engine.busy else []
             for (i, index), rollout in finished:
                 self.grader.submit((i, index), self.groups[i].problem, rollout)
-            for (i, index), rollout in before:  # only now do they count as finished
+            for (i, index), rollout in before:  # they count as finished only now
                 self.groups[i].pool[index].rollout = rollout
             for i in sorted({i for (i, _), _ in before}):
                 self.advance(self.groups[i])
         lost = [group.index for group in self.groups if group.outcome == OPEN]
         if lost:
             raise RuntimeError(
-                f"the engine is idle, but samples of these prompts never came back: {lost}")
+                f"the engine is idle, but answers to these prompts never came back: {lost}")
 
     def advance(self, group: Group) -> None:
-        """Close a prompt or open its next round, if the present one is complete.
+        """End a prompt or start its next round, after a complete round.
 
-        Or if the next round is certain, so that one slow answer does not hold up its prompt.
-        """
+        A round that is certain starts earlier, so one slow answer does not delay its prompt."""
         missing = sum(s.rollout is None for s in group.pool)
         if missing:
             if self.next_round_is_certain(group, missing):
@@ -424,10 +424,10 @@ class Collector:
             self.try_another(group)
 
     def next_round_is_certain(self, group: Group, missing: int) -> bool:
-        """Will the prompt stay open, whatever the missing answers turn out to be?"""
+        """Whether the prompt needs another round, whatever the missing answers will be."""
         rule = self.config.rule
         if missing >= max(rule.min_correct, rule.min_wrong):
-            return False  # whatever the others are, they could complete the exit condition
+            return False  # the missing answers alone could satisfy the exit test
         self.read_verdicts(group)
         correct = sum(s.correct for s in group.pool)
         wrong = len(group.pool) - missing - correct
@@ -436,7 +436,7 @@ class Collector:
         return all(outcome == OPEN for outcome in outcomes)
 
     def read_verdicts(self, group: Group) -> None:
-        """Wait for the verdicts on all finished samples of a prompt."""
+        """Wait for the verdicts on all finished answers to a prompt."""
         for sample in group.pool:
             if sample.rollout is not None and sample.status is None:
                 verdict = self.grader.result((group.index, sample.index))
@@ -446,7 +446,7 @@ class Collector:
                 sample.correct = verdict.reward > self.config.threshold
 
     def try_another(self, group: Group) -> None:
-        """dapo: try another prompt in this one's place, a few times; then it stays empty."""
+        """dapo: replace this prompt by another one, but only `refills` times per place."""
         if not self.more or group.refill >= self.config.rule.refills:
             return
         problem = self.more()
@@ -454,9 +454,9 @@ class Collector:
             self.add(problem, self.config.rule.round_size, group.refill + 1)
 
 
-# -------------------------------------------------------------- ada-est and gvm: who gets how many?
+# --------------------------------------------------- ada-est and gvm: how many answers per prompt?
 def largest_remainder(shares: list[float], total: int) -> list[int]:
-    """Integers that add up to `total`: the shares rounded down, then +1 by largest remainder."""
+    """Integers that sum to `total`: shares rounded down, then +1 for the largest remainders."""
     sizes = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: (sizes[i] - shares[i], i))
     for i in by_remainder[: total - sum(sizes)]:
@@ -501,7 +501,7 @@ class Estimator:
     """
 
     def __init__(self):
-        self.counts = {}  # id -> [T, K]: decayed counts of draws, of correct draws
+        self.counts = {}  # id -> [T, K]: decayed counts of answers, of correct ones
 
     def pass_rate(self, problem: Any) -> float:
         """The posterior mean, (K + alpha) / (T + alpha + beta)."""
@@ -521,13 +521,13 @@ class Estimator:
 
 
 def sizes_from_history(problems: list, M: int, estimator: Estimator) -> list[int]:
-    """ada-est: how many answers of each prompt to draw, by what earlier steps have shown."""
+    """ada-est: how many answers to sample for each prompt, from the pass rates of earlier steps."""
     rates = [estimator.pass_rate(problem) for problem in problems]
     return allocate_est(rates, M * len(problems), EST_EPS, EST_MIN, EST_MAX)
 
 
 def sample_after_pilots(collector: Collector, grad_norms: Callable | None) -> None:
-    """gvm: allocate M draws per prompt by what the pilots showed. For this, prompts do wait."""
+    """gvm: allocate M answers per prompt, on average, after the pilots of all prompts are done."""
     groups = collector.groups
     p = [pass_rate(group.pool) for group in groups]
     norms = grad_norms(groups) if grad_norms else [1.0 for _ in p]

@@ -2,20 +2,19 @@
 
     python eval.py                                                 # the tiny model, on a CPU too
     python eval.py --model Qwen2.5-Math-1.5B --data reinforce-ada  # the Reinforce-Ada paper's table
-    python eval.py --adapter runs/NAME --base                      # is it better than before?
+    python eval.py --adapter runs/NAME --base                      # compares it with its base
 
-avg@k   the mean reward of a question's k samples, averaged over questions. This measures the
+avg@k   the mean reward of a question's k answers, averaged over questions. This measures the
         policy that is trained, not greedy decoding.
-pass@k  the chance that at least one of k samples is right; unbiased (arXiv 2107.03374, Eq. 1)
-95 %    a bootstrap over questions that keeps a question's samples together, since they are not
-        independent. An interval from single samples would be several times too narrow.
+pass@k  the probability that at least one of k answers is right; unbiased (arXiv 2107.03374, Eq. 1)
+95 %    a bootstrap over questions that keeps a question's answers together, since they are not
+        independent. An interval from single answers would be several times too narrow.
 
-A score says nothing without its protocol: the template alone moves Qwen2.5-Math-1.5B from 33 % to
-62 % on MATH-500 (docs/after_training.md). So the protocol is printed and stored with every result.
-The same command continues an interrupted evaluation.
+A score says nothing without its protocol. For example, Qwen2.5-Math-1.5B has 33 % or 62 % on
+MATH-500, depending on the template (docs/after_training.md). So the protocol is printed and stored
+with every result. The same command continues an interrupted evaluation.
 
-Results are computed of rows `in_order`: question after question, k samples each. Arrays with the
-suffix _Q have one entry per question.
+Results are computed from rows `in_order`, k answers per question. _Q: one entry per question.
 """
 import json
 import math
@@ -55,45 +54,45 @@ from rewards import open_grader
 # ----------------------------------------------------------------------------------------- settings
 @dataclass(frozen=True)
 class Flags(CommonFlags):
-    """Every flag of `python eval.py`: CommonFlags and these. None depends on the model.
+    """Every flag of `python eval.py`: CommonFlags and these.
 
-    Numbers are comparable only where template, lengths, stop, k, limit, temperature and problems
-    are equal.
+    Results are comparable only if template, lengths, stop, k, limit, temperature and problems are
+    equal.
     """
 
-    # ---- which policy, and what it is compared with
+    # ---- which policy is evaluated, and with which one it is compared
     adapter: str = ""
     """LoRA adapter: a PEFT folder, or a run (its last checkpoint)"""
     base: bool = False
-    """with --adapter: --model without the adapter answers the same problems, for comparison"""
+    """with --adapter: also evaluate the model without the adapter, for comparison"""
     against: str = ""
-    """folder of a finished evaluation of the same problems"""
+    """folder of a finished evaluation of the same problems, to compare with"""
     out: Auto[str] = None
     """folder of this evaluation; default: runs/eval-MODEL-DATA-kK"""
 
-    # ---- the samples
+    # ---- the answers
     threshold: float = 0.7
-    """with --reward: one above it is correct, for pass@k"""
+    """with --reward: one above it is right, for pass@k"""
     k: int = 32
-    """samples per problem"""
+    """answers per problem"""
     limit: int = 0
-    """only the first so many problems of each set; 0 = all"""
+    """use only this many problems of each set, the first ones; 0 = all"""
     temperature: float = 1.0
     """sampling temperature; 0 = greedy, with --k 1"""
     seed: int = 0
-    """decides the samples"""
+    """decides which answers are sampled"""
 
-    # ---- what it runs on
+    # ---- hardware
     sync: Auto[Literal["adapter", "merge"]] = None
-    """the engine gets an adapter as it is (default on a GPU) or merged (default on a CPU)"""
+    """how the engine gets an adapter: as it is (default on a GPU) or merged (on a CPU)"""
     engine_memory: float = 0.85
     """share of the GPU's memory for the engine"""
     engine_sequences: int = 256
-    """most responses that are written at the same time"""
+    """most answers that are written at the same time"""
 
 
 def parse(argv: list[str] | None = None) -> Flags:
-    """The flags, parsed again if a checkpoint's run gives the defaults.
+    """The flags. They are parsed twice if the run of a checkpoint gives the defaults.
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
@@ -106,7 +105,7 @@ def parse(argv: list[str] | None = None) -> Flags:
             flags = parse_flags(Flags, argv, *about, usual)
         flags = replace(flags, adapter=adapter, model=as_model(flags.model, model))
         check(flags, vars(Flags()) | usual)
-    if not flags.reward:  # a run's threshold is for its own reward
+    if not flags.reward:  # the threshold of a run belongs to its reward
         flags = replace(flags, threshold=Flags.threshold)
     require_function(flags.reward)
     resolve_model(base_of(flags.model))  # ends here if there is no such model
@@ -114,7 +113,7 @@ def parse(argv: list[str] | None = None) -> Flags:
 
 
 def check(c: Flags, usual: dict) -> None:
-    """Raises ValueError, one sentence, for what cannot work."""
+    """Raises ValueError, one sentence, for flags that cannot work."""
     check_numbers(replace(c, temperature=c.temperature or 1.0))  # 0 is greedy here
     columns = c.data == HELD_OUT or bool(c.data) and is_own(c.data)
     require_effect(given_in(c, usual), common_effects(c, columns) + [
@@ -122,39 +121,39 @@ def check(c: Flags, usual: dict) -> None:
     if c.temperature == 0 and c.k > 1:
         raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
     if c.base and c.against:
-        raise ValueError("base and against both name what to compare with: leave one out")
+        raise ValueError("base and against cannot be used together: leave one out")
 
 
 def as_in_its_run(checkpoint: str, flags: Flags) -> dict:
-    """The settings of a checkpoint's run that its evaluation has too, where no flag says otherwise.
+    """The default settings of an evaluation that come from the run of its checkpoint.
 
-    It is evaluated on what the run was evaluated on, as often, unless `flags` names data. The run's
-    --reward judges a file too, but no benchmark, whose results others must be able to compare.
+    Unless `flags` names data, problems and k are those of the run's evaluations. The run's --reward
+    also grades files, but no benchmark, because results on benchmarks must be comparable.
     """
     folder = run_named(checkpoint)
     run = settings(folder)
     data = flags.data or run.get("eval_data")
     names = "template max_prompt_tokens max_tokens stop temperature".split()
     if Path(checkpoint, "adapter_config.json").exists():
-        names.insert(0, "model")  # whose adapter it is
+        names.insert(0, "model")  # the adapter belongs to it
     if data and (data == HELD_OUT or is_own(data)):
         names.append("columns")
     if run.get("reward") and data and (data == HELD_OUT or all(map(is_own, data.split(",")))):
         names += ["reward", "threshold"] * (flags.reward in ("", run["reward"]))
     elif run.get("reward"):
-        print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}: here math-verify "
-              "judges, unless --reward names it")
+        print(f"{shown(folder)} was trained with --reward {shown(run['reward'])}, but here "
+              "math-verify grades, unless you give --reward")
     usual = {name: run[name] for name in names if run.get(name, "") != ""}
     if data and not flags.data:
         usual |= dict(data=data, limit=run["eval_questions"], k=run["eval_k"])
     if usual:
-        print(f"where no flag says otherwise, the settings of {shown(folder)} are used: "
+        print(f"unless a flag is given, the settings of {shown(folder)} are used: "
               f"{listed(usual)}")
     return usual
 
 
 def settle(flags: Flags, machine: Machine, model: Model) -> Flags:
-    """The flags, with the defaults that follow from machine and model: none is None any more."""
+    """The flags, with the defaults for machine and model, so that no flag is None."""
     size = size_of(model, machine)
     data = flags.data or default_data(model.base, size == SMALL, for_training=False)
     lengths = by_size(flags.data, size)
@@ -177,18 +176,18 @@ def name_of(flags: Flags, data: str) -> str:
 
 # ----------------------------------------------------------------------------------------- sampling
 def evaluate(engine, grader, problems, k: int, max_tokens: int, **how) -> list[dict]:
-    """k samples of every problem, in order and with rewards. `how`: see `draw_samples`."""
+    """k answers to every problem, in order and with rewards. `how`: see `draw_samples`."""
     samples = draw_samples(engine, grader, problems, k, max_tokens, **how)
     return with_rewards(in_order(samples, problems, k))
 
 
 def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.0, seed=""):
-    """Draw k samples of every problem (see prompts.py) and grade them while the engine runs.
+    """Sample k answers to every problem (see prompts.py) and grade them while the engine runs.
 
-    Yields a row per sample (`as_row`) as soon as its verdict is there. `done` are rows from before
-    an interruption: these samples are not drawn again. Each sample has its own seed, made of
-    `seed`, its problem and its number, so it does not depend on the other samples or on an
-    interruption. Otherwise resuming would keep the short answers and redraw the long ones.
+    Yields a row per answer (`as_row`) as soon as it is graded. `done` are rows from before an
+    interruption, which are not sampled again. Each answer has a separate seed, which is made of
+    `seed`, its problem and its number. So it does not depend on other answers or interruptions.
+    Otherwise a resumed evaluation would keep the short answers and sample new long ones.
     """
     asked = [divmod(i, k) for i, row in enumerate(in_order(done, problems, k)) if row is None]
     for q, s in asked:
@@ -197,15 +196,15 @@ def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperatur
                       seed=random.Random(name).getrandbits(63))
     arrived = []
     with tqdm(total=len(asked), desc="  evaluating", unit="sample", leave=False,
-              disable=None) as bar:  # None: no bar where nobody watches
+              disable=None) as bar:  # None: no bar without a terminal
         while engine.busy or arrived:
             due, arrived = arrived, list(engine.step()) if engine.busy else []
             for (q, s), rollout in arrived:
                 require_numbers(rollout)
                 style = "minerva" if problems[q].source in MEASURED else ""
                 grader.submit(("eval", q, s), problems[q], rollout, style=style)
-                rollout.routes = None  # a mixture of experts records them; they are large
-            for (q, s), rollout in due:  # one engine step later, so that grading has had its time
+                rollout.routes = None  # only MoE models have them, and they are large
+            for (q, s), rollout in due:  # one engine step later, so that grading had time
                 yield as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
                 bar.update()
 
@@ -213,15 +212,15 @@ def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperatur
 def require_numbers(rollout) -> None:
     """Raises SystemExit if the model computed no finite log-prob for a whole answer.
 
-    vLLM writes token 0 then, `!!!!!!` with many tokenizers, which would be graded as wrong.
+    Then vLLM writes token 0, which is `!` in many tokenizers, and this would be graded as wrong.
     """
     if not any(map(math.isfinite, rollout.logprobs)):
-        raise SystemExit("The model computes no finite numbers: its weights are damaged, or too "
-                         "large for float16 (take a card that computes in bfloat16).")
+        raise SystemExit("The model computes no finite numbers, because its weights are damaged or "
+                         "too large for float16 (then use a card that computes in bfloat16).")
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
-    """A line of eval.jsonl. The reward is NaN where the grader failed; `why` says how."""
+    """A line of eval.jsonl. The reward is NaN if the grader failed; then `why` says how."""
     row = dict(data=problem.source, id=problem.id, sample=s, gold=problem.answer,
                reward=verdict.reward,
                status=verdict.status, finish_reason=rollout.finish_reason,
@@ -238,22 +237,22 @@ def is_sample(row: dict) -> bool:
 
 
 def in_order(rows, problems, k: int) -> list[dict | None]:
-    """The rows of all samples, question after question, k each; None where one is missing."""
+    """The rows of all answers, k per question, in order; None if a row is missing."""
     drawn = {(row["data"], row["id"], row["sample"]): row for row in rows}
     return [drawn.get((problem.source, problem.id, s)) for problem in problems for s in range(k)]
 
 
 def with_rewards(rows: list[dict]) -> list[dict]:
-    """The rows, with a reward also where the grader failed: 0, or the lowest of all if lower."""
+    """The rows. If the grader failed, the reward is 0, or the lowest of all if this is negative."""
     rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
     return [row | dict(reward=reward) for row, reward in zip(rows, fill_missing(rewards))]
 
 
 # --------------------------------------------------------------------------------------- statistics
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n-c, k) / C(n, k): the chance that k of n samples include one of the c right ones."""
+    """1 - C(n-c, k) / C(n, k), the probability that k of n answers include one of c right ones."""
     if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"no pass@{k} from {n} samples, {c} of them right")
+        raise ValueError(f"no pass@{k} from {n} answers, {c} of them right")
     # The product has a factor 0 if fewer than k are wrong.
     return 1 - math.prod((n - c - i) / (n - i) for i in range(k))
 
@@ -261,9 +260,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def bootstrap(sets: list, weights: list | None = None, resamples=4000, seed=0) -> dict:
     """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % interval.
 
-    Questions are drawn again within each set. Given the differences of two models on the same
-    questions, this is the paired interval. It is too narrow below about 30 questions, and a point
-    when all values are equal.
+    Questions are resampled within each set. For differences of two models on the same questions,
+    this is the paired interval. With fewer than about 30 questions it is too narrow, and if all
+    values are equal it is a point.
     """
     rng, total = np.random.default_rng(seed), np.zeros(resamples)
     weights = np.ones(len(sets)) if weights is None else np.array(weights, float)
@@ -284,8 +283,8 @@ def means_Q(rows: list[dict], k: int) -> list[float]:
 def report(rows: list[dict], k: int) -> dict:
     """The results of some questions: avg (avg@k), ci_low, ci_high, pass {j: pass@j}, and more.
 
-    avg is a mean of rewards, and reward/NAME of one of their parts. correct and pass count right
-    answers (status "correct"). With math-verify's rewards of 0 and 1, avg and correct are the same.
+    avg is a mean of rewards, and reward/NAME is the mean of one of their parts. correct and pass
+    count answers with the status "correct". With rewards of 0 and 1, avg and correct are equal.
     """
     right = [row["status"] == "correct" for row in rows]
     right_Q = [sum(right[i:i + k]) for i in range(0, len(rows), k)]
@@ -302,7 +301,7 @@ def report(rows: list[dict], k: int) -> dict:
 
 
 def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
-    """A `report` of each set that `data` names. What is held out of training data is one set."""
+    """A `report` of each set that `data` names. Held-out problems of training data are one set."""
     if len(expand(data)) == 1:
         return {data: report(rows, k)}
     sets = groupby(rows, lambda row: row["data"])
@@ -310,7 +309,7 @@ def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
 
 
 def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
-    """sets: {name: its report, with one per level if known}; weighted: the mean over all sets."""
+    """sets: {name: report, with reports per level if known}; weighted: the mean over all sets."""
     sets, means = {}, []
     for name in weights:
         of_set = [row for row in rows if row["data"] == name]
@@ -325,8 +324,8 @@ def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
 def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, float]) -> dict:
     """Name of a set -> mean change of avg@k since `before_Q`, its paired interval, counts.
 
-    Both models met the same questions, so difficulty cancels: the interval is much narrower than
-    the separate intervals suggest.
+    Both models have the same questions, so the difficulty cancels, and the interval is much
+    narrower than the separate intervals suggest.
     """
     changes = {name: [] for name in weights}
     for row, after, before in zip(rows[::k], means_Q(rows, k), before_Q, strict=True):
@@ -343,7 +342,7 @@ def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, 
 
 # --------------------------------------------------------------------- everything before the engine
 def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
-    """(problems with prompts, all that their scores depend on). A wrong model or data ends here."""
+    """(problems with prompts, all that scores depend on). SystemExit for a wrong model or data."""
     from parts.policy import merged_model
 
     model = find_model(base_of(flags.model), merged_model(flags.model))
@@ -360,8 +359,8 @@ def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
     require_embedded(model.path, tokenizer, every)
     require_weights(model.path)
     files, run = {}, run_named(config.adapter or config.model)
-    if config.adapter:  # one that was trained further is another policy
-        require_folder(Path(config.adapter))  # its run may have gone on, and dropped it
+    if config.adapter:  # because an adapter that was trained further is another policy
+        require_folder(Path(config.adapter))  # its run may have deleted it meanwhile
         files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
     return every, asdict(config) | dict(
         path=model.path, files=files, own_files=own_files(config), versions=versions(),
@@ -375,46 +374,46 @@ def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
 
 
 def load_asked(config: Flags) -> list[list]:
-    """The sets of --data; `held-out` is what the checkpoint's run holds out of its own data."""
+    """The sets of --data; `held-out` are the problems that the checkpoint's run has held out."""
     folder, most = run_named(config.adapter or config.model), config.limit or None
     run = settings(folder)
     if config.data == HELD_OUT:
         if run.get("eval_data") != HELD_OUT:
-            raise SystemExit("--data held-out needs --adapter RUN, of a run that holds out a share "
-                             "of its own data: name other data.")
+            raise SystemExit("--data held-out needs --adapter RUN, and this run must have held out "
+                             "a share of its data: name other data.")
         return [still_held_out(folder, load_problems(run["data"], **keys_of(config)))[:most]]
     return load_sets(config.data, for_training=False, limit=most, **keys_of(config))
 
 
 def adapted_policy(protocol: dict) -> tuple:
-    """(base with adapter, rank). SystemExit if they do not fit, or the run's files have changed."""
+    """(base with adapter, rank). SystemExit if they do not fit or files of the run have changed."""
     from parts.policy import load_adapter
 
     if folder := run_named(protocol["adapter"]):
         run = settings(folder)
         files = {flag: sha for flag, sha in protocol["own_files"].items()
-               if run.get(flag) == protocol[flag]}  # others are another reward, another template
+               if run.get(flag) == protocol[flag]}  # other flags mean another reward or template
         require_same(folder, files, "the adapter was trained with its files as they were")
     return load_adapter(protocol["path"], protocol["adapter"], protocol["dtype"])
 
 
 def load_finished(folder: Path, protocol: dict, problems: list) -> list[float]:
-    """avg@k of each question in another evaluation. SystemExit if it cannot be compared with."""
+    """avg@k of each question in another evaluation. SystemExit if they are not comparable."""
     require_folder(folder)
     other = read_json(folder / "protocol.json")
     here, there = protocol["questions"], other.get("questions", {})
     if here != there:
-        raise SystemExit(f"{shown(folder)} has other questions ({listed(there)}) than there are "
-                         f"here ({listed(here)}): take the same --data, --limit and --reward, or "
-                         "compare an adapter with its base model by --base.")
+        raise SystemExit(f"{shown(folder)} has other questions ({listed(there)}) than this "
+                         f"evaluation ({listed(here)}): use the same --data, --limit and --reward, "
+                         "or compare an adapter with its base model by --base.")
     rows = in_order(read_rows(folder / "eval.jsonl", is_sample), problems, other["k"])
     if None in rows:
         raise SystemExit(f"{shown(folder)} is not finished: repeat its command to continue it.")
-    free = (*FREE, "model", "adapter", "path", "files")  # the policy may differ, that is the point
+    free = (*FREE, "model", "adapter", "path", "files")  # the two policies may differ
     changed = [key for key in protocol if key not in free and protocol[key] != other.get(key)]
     if changed:
-        print(f"warning: {shown(folder)} also differs in {', '.join(changed)}: the difference may "
-              "not be due to the model alone")
+        print(f"warning: {shown(folder)} also differs in {', '.join(changed)}, so the difference "
+              "may not be due to the model alone")
     return means_Q(with_rewards(rows), other["k"])
 
 
@@ -431,8 +430,8 @@ def show_results(summary: dict, rows: list[dict], unit: str) -> None:
     if len(summary["sets"]) > 1:
         print(f"\nweighted: {interval(summary['weighted'], unit)}")
     failed = [row for row in rows if row["status"] in NO_VERDICT]
-    for row in failed[:1]:  # nobody must take them for wrong answers
-        print(f"WARNING: no verdict on {len(failed)} of {len(rows)} samples, such as sample "
+    for row in failed[:1]:  # because they are no wrong answers
+        print(f"WARNING: no verdict on {len(failed)} of {len(rows)} answers, such as answer "
               f"{row['sample']} of {shown(row['id'])}: {row['status']}, {shown(row['why'])}")
 
 
@@ -448,7 +447,7 @@ def show_comparison(changes: dict, than: str, unit: str) -> None:
 def main(argv: list[str] | None = None) -> None:
     config = parse(argv)
     if base_of(config.model) in TINY:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # so small that threads slow it down
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # a small model is slower with more threads
     problems, protocol = problems_and_protocol(config)
     before_Q = config.against and load_finished(Path(config.against), protocol, problems)
     policy, rank = adapted_policy(protocol) if config.adapter else (None, 8)
@@ -469,22 +468,22 @@ def main(argv: list[str] | None = None) -> None:
             show_results(summary["base"], base, unit)
             print("\nwith the adapter:", end="")
         show_results(summary, rows, unit)
-        if config.against:  # whoever of the two was trained on them
+        if config.against:  # on questions of either training
             other = read_json(Path(config.against, "protocol.json"))
             trained = max(trained, other.get("trained", 0))
         if before_Q:
             changes = compare(rows, config.k, before_Q, protocol["weights"])
             show_comparison(changes, than, unit)
-            *_, whole = changes.values()  # of several sets the last is their weighted mean
+            *_, whole = changes.values()  # with several sets the last is their weighted mean
             summary |= dict(difference=changes, verdict=verdict(whole, than, trained))
             print(summary["verdict"])
         write_safely(Path(protocol["out"], "summary.json"), json.dumps(summary, indent=1))
 
 
 def draw_missing(problems, protocol: dict, policy, rank: int, folder: Path) -> list[list[dict]]:
-    """The rows of all samples, and with --base those of the model without its adapter.
+    """The rows of all answers, and with --base those of the model without its adapter.
 
-    Samples that `eval.jsonl` (of the base model `base.jsonl`) lacks are drawn and appended to it.
+    Answers that are missing in `eval.jsonl` (base model: `base.jsonl`) are sampled and appended.
     """
     from parts.engine import Engine
 
@@ -492,9 +491,9 @@ def draw_missing(problems, protocol: dict, policy, rank: int, folder: Path) -> l
     if protocol["base"]:
         files.append(folder / "base.jsonl")
     for file in files:
-        keep_rows(file, is_sample)  # drops the half line that an interruption has left
+        keep_rows(file, is_sample)  # drops an incomplete line after an interruption
     done = [list(read_rows(file, is_sample)) for file in files]
-    print(f"results in {shown(folder)}, which has {counted(sum(map(len, done)), 'sample')} already")
+    print(f"results in {shown(folder)}, which already has {counted(sum(map(len, done)), 'answer')}")
     samples = [in_order(rows, problems, k) for rows in done]
     if not any(None in rows for rows in samples):
         return samples
@@ -507,7 +506,7 @@ def draw_missing(problems, protocol: dict, policy, rank: int, folder: Path) -> l
             temperature=protocol["temperature"], stop_token_ids=protocol["stop"],
             seed=protocol["seed"], lora_rank=rank, architecture=policy and policy.config,
             sync_mode=protocol["sync"] if policy else "merge")
-        for file, rows in reversed([*zip(files, done)]):  # the engine begins as the base model
+        for file, rows in reversed([*zip(files, done)]):  # first without adapter
             if policy and file == files[0]:
                 engine.sync(policy)
             for row in draw_samples(
@@ -523,4 +522,4 @@ if __name__ == "__main__":
         try:
             main()
         except KeyboardInterrupt:
-            raise SystemExit("\ninterrupted: the same command draws what is missing") from None
+            raise SystemExit("\ninterrupted: the same command samples what is missing") from None

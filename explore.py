@@ -1,17 +1,17 @@
-"""See a run: this program turns its logs into one HTML page that needs no server and no network.
+"""Turns the logs of a run into one HTML page, which needs no server and no network.
 
     python explore.py runs/NAME                         # writes runs/NAME/explore.html
     python explore.py runs/NAME --against runs/OTHER    # two runs side by side
-    python explore.py runs/NAME --steps 1-50            # of a long run, these steps in full
+    python explore.py runs/NAME --steps 1-50            # only these steps, for a long run
     python explore.py runs/NAME --n 2 --N 1             # "what if" with other sizes
 
 The page shows the curves, the rounds of every recorded prompt, and for every trained token its
-three probabilities and Eq. 7 with its numbers. A run records what --log-groups of minirl.py says,
-in groups.jsonl (see docs/runs.md).
+three probabilities and Eq. 7 with its numbers. The flag --log-groups of minirl.py decides which
+prompts are recorded, in groups.jsonl (docs/runs.md).
 
-A page has at most 20 MB. What does not fit is left out, tokens first, and the page and this program
-say so. The data are in the page as gzipped JSON in base64. That takes a seventh of their size, and
-nothing that a model wrote can be taken for HTML.
+A page has at most 20 MB. If the data do not fit, tokens are left out first, and the page and this
+program say so. The page holds the data as gzipped JSON in base64. This takes a seventh of their
+size, and no text of a model can become HTML.
 """
 import base64
 import gzip
@@ -37,30 +37,30 @@ PLACE = "/*DATA*/"  # the data replace this in the template
 MOST_BYTES = 20_000_000  # the size of a page
 MOST_TEXT = 64_000_000  # characters of JSON that a browser opens within 3 seconds
 OF_TOKENS = ("ids", "tokens", "mu", "theta", "old", "mask", "weight", "entropy", "agrees")
-OF_A_GROUP = {"step", "place", "prompt", "outcome", "pool"}  # what the page cannot do without
-ABSENT, WITH_TEXTS, WHOLE = range(3)  # how much of a recorded prompt the page holds
+OF_A_GROUP = {"step", "place", "prompt", "outcome", "pool"}  # keys that the page needs
+ABSENT, WITH_TEXTS, WHOLE = range(3)  # how much of a recorded prompt is on the page
 
 
 @dataclass
 class PageConfig:
-    """What is shown."""
+    """The content of the page."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """folder of a run, such as runs/NAME"""
     against: str = ""
-    """folder of another run, to show beside it"""
+    """folder of another run, to show next to it"""
     steps: str = ""
-    """only the prompts of these steps, such as 1-50 or 7; empty = all. Curves are always whole"""
+    """only the prompts of these steps, such as 1-50 or 7; empty = all; curves show every step"""
     n: int = 0
-    """what if: samples kept per prompt; 0 = as in the run"""
+    """what if: kept answers per prompt; 0 = as in the run"""
     M: int = 0
-    """what if: samples per round; 0 = as in the run"""
+    """what if: answers per round; 0 = as in the run"""
     N: int = 0
-    """what if: most rounds per prompt; 0 = as in the run"""
+    """what if: largest number of rounds; 0 = as in the run"""
 
 
 def first_and_last(steps: str) -> tuple[int, int] | None:
-    """(1, 50) of "1-50"; None of "". Ends the program for what is neither."""
+    """(1, 50) for "1-50"; None for "". Raises SystemExit for other texts."""
     if not steps:
         return None
     span = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", steps)
@@ -73,7 +73,7 @@ def first_and_last(steps: str) -> tuple[int, int] | None:
 # ------------------------------------------------------------------------------ the logs
 @dataclass
 class Recorded:
-    """A line of groups.jsonl. Its tokens stay on the disk until it is clear that they fit."""
+    """A line of groups.jsonl. Its tokens are read only if they fit into the page."""
 
     row: dict  # without tokens
     file: object
@@ -91,7 +91,7 @@ class Recorded:
 
 
 def read_runs(folders: list[Path], span: tuple[int, int] | None) -> tuple[list[dict], list[str]]:
-    """The runs for the page, but with `Recorded` groups; and what the page must say about them."""
+    """(The runs, with `Recorded` groups, and sentences about them that the page must show)."""
     runs, notes = [read_run(folder) for folder in folders], []
     same_name = len({run["name"] for run in runs}) < len(runs)
     for run, folder in zip(runs, folders):
@@ -112,7 +112,7 @@ def read_runs(folders: list[Path], span: tuple[int, int] | None) -> tuple[list[d
 def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded], int]:
     """(The recorded prompts of these steps in the order of the log, how many lines are damaged)."""
     groups, damaged, at, prompts_of = [], 0, 0, Counter()
-    # The log stays open, because a run that goes on may replace the file.
+    # The log stays open, because a running program may replace the file.
     log = open(file, "rb") if file.exists() else ()
     for line in log:
         if within(line, span):
@@ -131,14 +131,14 @@ def read_groups(file: Path, span: tuple[int, int] | None) -> tuple[list[Recorded
 
 
 def is_group(row: dict) -> bool:
-    """Whether a row has what the page cannot do without, each of its kind."""
+    """Whether a row has all keys that the page needs, with values of the right types."""
     pool = row.get("pool")
     return (OF_A_GROUP <= row.keys() and isinstance(row["step"], int) and isinstance(pool, list)
             and all(isinstance(s, dict) and isinstance(s.get("text"), str) for s in pool))
 
 
 def within(line: bytes, span: tuple[int, int] | None) -> bool:
-    """Whether a line belongs to these steps. It begins with its step, so it need not be parsed."""
+    """Whether a line belongs to these steps. Its step comes first, so no parsing is needed."""
     step = re.match(rb'\{"step": (\d{1,20}),', line)
     return span is None or step is None or span[0] <= int(step[1]) <= span[1]
 
@@ -154,7 +154,7 @@ def recorded(row: dict, length: int, log, at: int, rank: tuple) -> Recorded:
 
 # ------------------------------------------------------------------------------ what fits
 def choose(groups: list[Recorded], room: int) -> list[int]:
-    """One level per prompt, within `room` characters: how much of it the page shows.
+    """One level per prompt (how much of it is on the page), within `room` characters.
 
     Prompts without their tokens fill the room first.
     """
@@ -180,7 +180,7 @@ def left_out(levels: list[int]) -> list[str]:
 
 
 def fitting_page(runs: list[dict], notes: list[str], sizes: dict) -> tuple[str, list[str]]:
-    """The page, at most MOST_BYTES long, and the sentences about what is not in it."""
+    """The page, at most MOST_BYTES long, and sentences about what was left out."""
     groups, room = [one for run in runs for one in run["groups"]], MOST_TEXT
     while True:
         levels = choose(groups, room)
@@ -204,7 +204,7 @@ def data_of(runs: list[dict], levels: list[int], said: list[str]) -> dict:
 
 # ------------------------------------------------------------------------------ the page
 def with_what_follows(data: dict, sizes: dict | None = None) -> dict:
-    """The data, with what today's code makes of them. `sizes`: other n, M, N for the what-if."""
+    """The data with all that is computed from them. `sizes`: other n, M, N for the what-if."""
     for run in data["runs"]:
         what_if.add_to(run, sizes)
         add_questions(run["groups"])
@@ -229,7 +229,7 @@ def add_questions(groups: list[dict]) -> None:
 def page_of(data: dict) -> str:
     """The template with the data as gzipped JSON in base64, which no text can break out of."""
     text = json.dumps(data, separators=(",", ":"))
-    if "Infinity" in text or "NaN" in text:  # a browser knows neither
+    if "Infinity" in text or "NaN" in text:  # no browser reads these
         finite = json.loads(text, parse_constant=lambda name: None)
         text = json.dumps(finite, separators=(",", ":"))
     packed = gzip.compress(text.encode(), 6, mtime=0)
@@ -254,7 +254,7 @@ def main(config: PageConfig) -> None:
 
 def parse(argv: list[str] | None = None) -> PageConfig:
     return tyro.cli(PageConfig, args=argv, prog="explore.py",
-                    description="A run's logs as one HTML page.")
+                    description="Turns the logs of a run into one HTML page.")
 
 
 if __name__ == "__main__":

@@ -1,36 +1,36 @@
-"""MiniRL with Reinforce-Ada sampling: a language model learns mathematics by trial and error.
+"""MiniRL with Reinforce-Ada sampling. A language model learns mathematics by trial and error.
 
     python minirl.py                              # trains the built-in tiny model, on a CPU
-    python minirl.py --model Qwen2.5-Math-1.5B    # the real thing, on one GPU
+    python minirl.py --model Qwen2.5-Math-1.5B    # trains a model of 1.5 B parameters, on one GPU
 
-What is different from PPO, from GRPO or from both, and why:
+The differences from PPO, from GRPO or from both, and the reasons:
 
  1. There is no critic. The baseline is a mean of rewards, because an answer is judged at its end.
  2. The number of answers per prompt is not fixed. A prompt is sampled in up to N rounds, until it
-    has right and wrong answers (ada_sampler.py), because equal rewards teach nothing.
- 3. The baseline is the mean of all answers drawn for the prompt, not of the n that are kept for the
-    update: of those half are right wherever possible, so their mean says nothing.
- 4. The advantage is not divided by std: a single right answer among 512 would get 22.6.
- 5. The loss sums over tokens and divides by a constant. If it divided by each answer's own length,
+    has right and wrong answers (ada_sampler.py), because equal rewards give no gradient.
+ 3. The baseline is the mean of all sampled answers to the prompt, not of the n that are kept for
+    the update. Half of the kept are right wherever possible, so their mean says nothing.
+ 4. The advantage is not divided by std, because a single right answer among 512 would get 22.6.
+ 5. The loss sums over tokens and divides by a constant. If it divided by the length of each answer,
     a right answer would count more the shorter it is, and a wrong one less the longer it is.
  6. The importance weight is pi_theta/mu (Eq. 5, 7), without gradient and at most 5. PPO divides by
     pi_old, but the vLLM engine, which sampled, gives other probabilities with the same weights.
- 7. Instead of PPO's min, a mask stops tokens whose pi_theta/pi_old has moved far enough (Eq. 7).
-    The min stops the same ones, but weighs by that ratio, so only pi_old/mu could be capped.
- 8. By default a batch makes one optimizer step. Then pi_theta is pi_old, nothing is masked, and in
-    float32 the weight is 1, so what is left is REINFORCE with a baseline.
- 9. There is no KL penalty, reference model or entropy bonus (a paper's 1e-4 is 0 in its code).
-10. In a mixture of experts (MoE) the trainer can repeat the engine's choice of experts, because a
-    small difference would send a token through other weights (parts/routing_replay.py).
+ 7. PPO's min is replaced by a mask for tokens whose pi_theta/pi_old has moved far enough (Eq. 7).
+    PPO's min masks the same tokens, but weights by this ratio, so only pi_old/mu could be capped.
+ 8. By default each batch gives one optimizer step. Then pi_theta is pi_old, no token is masked, and
+    in float32 the weight is 1, so the update is REINFORCE with a baseline.
+ 9. There is no KL penalty, reference model or entropy bonus (1e-4 in one paper, but 0 in its code).
+10. In a mixture-of-experts (MoE) model the trainer can repeat the engine's choice of experts,
+    because a small difference would send a token through other weights (parts/routing_replay.py).
 
 Three policies matter, and small projects often confuse them:
     mu         the vLLM engine: the distribution from which the tokens were sampled
-    pi_old     the trainer with the same weights: differs from mu by kernels and precision only
-    pi_theta   the trainer now
+    pi_old     the trainer with the same weights; it differs from mu by kernels and precision only
+    pi_theta   the trainer with its present weights
 
 `policy` is the trainer's model: frozen weights with a LoRA adapter (parts/policy.py). A tensor with
-the suffix _T has one entry per response token of a row or micro-batch, without padding. Read before
-this: course/first_evening.py, course/second_evening.py. Papers: arXiv 2510.04996 and 2512.01374.
+the suffix _T has one entry per answer token of a row or micro-batch, without padding. Read first
+course/first_evening.py and course/second_evening.py. Papers: arXiv 2510.04996 and 2512.01374.
 """
 import contextlib
 import math
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 if __name__ == "__main__":
     from parts.config import parse_before_torch
 
-    # The import of torch takes 6 s, but --help and a wrong flag are answered at once.
+    # before the import of torch, which takes 6 s, so that --help and a wrong flag end at once
     FLAGS = parse_before_torch()
 
 import torch
@@ -63,8 +63,8 @@ from rewards import open_grader
 # ------------------------------------------------------------------------------ the program
 def main(flags: Flags) -> None:
     with open_grader(flags.reward, flags.threshold) as grader:
-        run = prepare(flags, grader)  # settings, data, engine, policy; or the last checkpoint
-        try_largest_batch(run)  # out of memory now, not in an hour
+        run = prepare(flags, grader)  # settings, data, engine, policy, last checkpoint
+        try_largest_batch(run)  # so that a lack of memory shows up now, not in an hour
         sync(run)  # a resumed run has an adapter already
         evaluate_if_due(run)  # before the first step
         for step in run.steps():
@@ -72,27 +72,27 @@ def main(flags: Flags) -> None:
             log_and_save(step, groups, metrics, run)  # logs, then a checkpoint (parts/folder.py)
             evaluate_if_due(run)
             update_bar(metrics, run)
-        close_run(run, bootstrap)  # given, because parts/ imports no script
+        close_run(run, bootstrap)  # passed, because parts/ imports no script
 
 
 # ------------------------------------------------------------------------------ one step
 def train_step(step: int, run: Run) -> tuple[list, dict]:
-    """Sample, advantages, loss, optimizer step, sync. Returns the step's groups and metrics."""
+    """Sample, set advantages, update, sync. Returns the step's groups and metrics."""
     config, policy, seconds = run.config, run.policy, {}
-    rng = seed_all(config.seed, step, "training")  # seeds torch and numpy, and so vLLM
+    rng = seed_all(config.seed, step, "training")  # seeds torch and numpy, and with them vLLM
     with timed(seconds, "sample"):  # sets seconds["seconds_sample"]
         groups = sample(run)
         for group in groups:
-            # n answers are kept. Their advantage is the reward minus the mean of the whole pool.
+            # Keeps n answers. Their advantage is the reward minus the mean of the whole pool.
             set_advantages(group, config)
-    with timed(seconds, "train"):  # with --sleep the engine gives up its GPU memory meanwhile
+    with timed(seconds, "train"):  # with --sleep the engine frees its GPU memory
         run.engine.sleep()
-        threads().look()  # on a CPU: fewer threads beside busy processes
+        threads().look()  # on a CPU: fewer threads if others are busy
         mini_batches = split_into_mini_batches(groups, config, rng)
         if config.mini_batches > 1:  # with one, pi_old is pi_theta
             for rows in mini_batches:
                 add_old_logprobs(policy, rows, config)
-        lr = run.optimizer.param_groups[0]["lr"]  # before the schedule moves
+        lr = run.optimizer.param_groups[0]["lr"]  # before the schedule changes it
         losses, grad_norms = [], []
         for rows in mini_batches:
             losses.append(accumulate(policy, rows, config))  # minus Eq. 7, and its gradient
@@ -113,7 +113,7 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
 
 
 def sample(run: Run) -> list:
-    """One group per prompt. Its pool is all answers that were drawn for it, with rewards."""
+    """One group per prompt. Its pool has all answers that were sampled for it, with rewards."""
     config, stream = run.config, run.stream
     engine = EngineForSampler(run.engine, config.max_tokens)
     with contextlib.closing(engine.bar):
@@ -121,7 +121,7 @@ def sample(run: Run) -> list:
             stream.take(config.batch_prompts), config, engine, run.grader,
             estimator=run.estimator,  # ada-est: the pass rates of earlier steps
             more=stream.next,  # dapo: a prompt instead of one without gradient
-            # gvm: how long the gradients of each prompt's right answers are
+            # gvm: the mean gradient norm of each prompt's right answers
             grad_norms=lambda groups: gvm_grad_norms(run.policy, groups, config.temperature))
     if run.engine.routes:  # MoE only
         require_routes(run.policy, groups)
@@ -129,7 +129,7 @@ def sample(run: Run) -> list:
 
 
 def sync(run: Run) -> dict:
-    """Give the engine the weights; returns what the probe (parts/probe.py) measures."""
+    """Give the engine the weights. Returns what the probe (parts/probe.py) measures."""
     run.engine.sync(run.policy)  # this also empties its prefix cache
     return run.probe.check()
 
@@ -170,7 +170,7 @@ def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> lis
     """The kept answers as mini-batches of whole groups, one for each optimizer step.
 
     A row of coefficient 0 has no gradient, so it is left out, but `set_norms` counts it. Otherwise
-    one useful prompt would make as large a step as a full batch, in a direction of mostly noise.
+    the step of one useful prompt, mostly variance, would be as large as that of a full batch.
     """
     rows_by_group = [rows_of_group(group, config) for group in groups if group.kept]
     set_norms([row for rows in rows_by_group for row in rows], config)
@@ -187,7 +187,7 @@ def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> lis
 
 
 def rows_of_group(group, config: Settings) -> list[Row]:
-    """The rows of a group's kept answers. Each answer keeps its own as `row`, for the log."""
+    """The rows of a group's kept answers. Each answer also gets its row as `.row`, for the log."""
     prompt = group.problem.prompt_ids
     for s, coefficient in group.rows():
         routes = s.rollout.routes  # MoE only
@@ -199,11 +199,11 @@ def rows_of_group(group, config: Settings) -> list[Row]:
 
 
 def set_norms(rows: list[Row], config: Settings) -> None:
-    """Set `row.norm` to 1 / (responses * length). Why these two: docs/method.md#the-divisor"""
-    # The average, or dividing would take back that ada-est and gvm give some prompts more rows.
+    """Set `row.norm` to 1 / (answers * length). docs/method.md#the-divisor says why these two."""
+    # The batch's average, because ada-est and gvm give some prompts more rows on purpose.
     responses = len(rows) / config.mini_batches
     length = config.max_tokens
-    if config.length_norm == "batch":  # the mean length of the batch's responses
+    if config.length_norm == "batch":  # the mean length of the batch's answers
         length = sum(row.length for row in rows) / max(len(rows), 1)
     for row in rows:
         if config.length_norm == "response":
@@ -213,7 +213,7 @@ def set_norms(rows: list[Row], config: Settings) -> None:
 
 def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
     """log pi_old of every row, before the first optimizer step of the batch."""
-    # With the micro-batches of `accumulate`, or in low precision r would not start at 1.
+    # Uses the micro-batches of `accumulate`, or r would not start at 1 in low precision.
     for micro in micro_batches(rows, config.micro_tokens, policy=policy):
         with torch.no_grad(), replaying(policy, micro):  # replaying: MoE only
             lp_T, _ = token_logprobs(policy, micro, config.temperature)  # [T] in nats
@@ -225,7 +225,7 @@ def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
 def accumulate(policy, rows: list[Row], config: Settings) -> float:
     """Add up the gradient of one mini-batch, a micro-batch of T tokens at a time. Returns the loss.
 
-    What it computes of each token stays on the token's row, for `diagnostics` and the log.
+    The numbers of each token are stored in its row, for `diagnostics` and the log.
     """
     loss, device = 0.0, policy.device
     for micro in micro_batches(rows, config.micro_tokens, policy=policy):
@@ -251,7 +251,7 @@ def accumulate(policy, rows: list[Row], config: Settings) -> float:
 
 
 def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
-    """Clip, step, forget the gradient. Returns its norm before clipping; not finite: no step."""
+    """Clip, step, clear the gradient. Returns its norm before clipping; no step if not finite."""
     policy.loss_scale.unscale_(optimizer)  # for float16 only
     weights = [p for p in policy.parameters() if p.requires_grad]
     grad_norm = torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or math.inf).item()
@@ -272,7 +272,7 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
         grpo    min(r A, clip(r) A)                      r = pi_theta/pi_old    appendix A
         cispo   sg[clip(r)] * A * log pi_theta                                  appendix A
 
-    sg[x] is x as a number, without gradient (`detach`). A is the advantage times the row weight.
+    sg[x] is x without gradient (`detach`). A is the advantage times the row weight.
     lp_T (log pi_theta, with gradient), old_T, mu_T: [T] in nats; advantage_T: A, [T].
     Returns (term_T, mask_T: 0 where no gradient is left, weight_T before any bound).
     """
@@ -290,8 +290,8 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
 
     if config.objective != "minirl":
         raise ValueError(f"objective {config.objective} needs a branch in minirl.objective")
-    # M_t stops a token that has moved far enough in the direction in which its advantage pushes.
-    # One that has moved the other way keeps its gradient, or it could never come back.
+    # M_t masks a token that has moved far enough in the direction in which its advantage pushes.
+    # A token that has moved the other way keeps its gradient, or it could never come back.
     mask_T = torch.ones_like(old_T)
     if config.clip:
         mask_T[(advantage_T > 0) & (ratio_T > high)] = 0
@@ -314,12 +314,12 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
 
 # ------------------------------------------------------------------------------ beyond the paper
 def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
-    """DPPO's and IcePop's mask, [T], for comparison: docs/method.md#other-masks"""
+    """The masks of DPPO and IcePop, [T], for comparison (docs/method.md#other-masks)."""
     if config.mask == "icepop":
-        low, high = ICEPOP_BOUNDS  # it also stops where engine and trainer disagree
+        low, high = ICEPOP_BOUNDS  # it also masks tokens on which engine and trainer differ
         mismatch_T = (old_T - mu_T).exp()
         return mask_T * ((mismatch_T >= low) & (mismatch_T <= high))
-    # A rare token's ratio soon doubles, so DPPO takes the difference of the probabilities.
+    # The ratio of a rare token soon doubles, so DPPO bounds the difference of probabilities.
     moved_T = lp_T.detach().exp() - mu_T.exp()
     too_far_T = torch.where(advantage_T > 0, moved_T > DPPO_DELTA, moved_T < -DPPO_DELTA)
     return (~too_far_T).to(mask_T)

@@ -1,19 +1,19 @@
-r"""The reward: is the boxed answer of a completion the same mathematics as the gold answer?
+r"""The reward: whether the boxed answer of a completion equals the gold answer.
 
-    python rewards.py --gold '\frac12' --completion 'so \boxed{1/2}'    # a verdict, step by step
+    python rewards.py --gold '\frac12' --completion 'so \boxed{1/2}'    # a verdict, with every step
 
 1. `extract_answer` takes the last box, which has to be closed. Text outside boxes does not count.
-2. `decide` compares strings, fractions and words. That is enough for most pairs and needs no sympy.
+2. `decide` compares strings, fractions and words. This is enough for most pairs, without sympy.
 3. `judge` lets math-verify compare the rest, outside the trainer's process, with limits of time
-   and memory (parts/grader.py). Completions are untrusted: nothing here runs them as code.
+   and memory (parts/grader.py). Completions are untrusted, so nothing here runs them as code.
 
-More in verifier/: spelling.py (LaTeX), answers.py (kinds of answers), equality.py (math-verify).
+verifier/ has the details: spelling.py (LaTeX), answers.py (kinds), equality.py (math-verify).
 
 The reward is 1 or 0, and its status says why: correct, wrong, no_box (no box, or the last one is
 not closed), empty, unparseable (math-verify cannot read answer or gold). With the status timeout or
-killed there is no reward: it is NaN, and the sampler puts 0 in its place (parts/grader.py).
+killed the reward is NaN, and the sampler replaces it by 0 (parts/grader.py).
 
-With --reward, the user's own function takes the place of all this (docs/rewards.md).
+With --reward, the user's own function replaces all this (docs/rewards.md).
 """
 import argparse
 import functools
@@ -31,8 +31,8 @@ from verifier.spelling import is_noun, normalize, plain_characters, squeeze
 
 EQUALITY = importlib.util.find_spec("verifier.equality").origin  # its file, without importing it
 MAX_CHARS = 1000  # longer answers are compared as strings only
-# Each notation and each kind of comparison that math-verify meets for the first time costs it up to
-# 0.1 s. These are met once, before any question.
+# The first time that math-verify reads a notation or makes a kind of comparison takes up to 0.1 s.
+# So each worker does these once before all questions.
 NOTATIONS = r"""
 \begin{array}{cc}1&2\\3&4\end{array} ; \begin{pmatrix}-1 \\ \frac{1}{2}\end{pmatrix}
 \sin(\frac{18\pi}{180}) ; \log_{2}(8) ; \cos(\pi/7)-\cos(2\pi/7) ; x^{1/3} ; x=(2^{10}-1)x+y
@@ -71,10 +71,10 @@ LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+|\s*\\times\s*10\^
 
 
 def extract_answer(completion: str, style: str = "") -> str | None:
-    r"""The content of the last box. Boxes with only list punctuation between them make "1, 2".
+    r"""The content of the last box. Boxes with only list punctuation between them give "1, 2".
 
-    None if there is no box, or if the last one is open: a truncated `\boxed{4` says nothing. With
-    `style="minerva"` and no box it is the last number, as in the papers' evaluations of that set.
+    None if there is no box, or if the last one is not closed, because `\boxed{4` may be truncated.
+    With `style="minerva"` and no box it is the last number, as in the papers' evaluations.
     """
     boxes = find_boxes(completion)
     if not boxes and style == "minerva":
@@ -83,7 +83,7 @@ def extract_answer(completion: str, style: str = "") -> str | None:
     if not boxes or boxes[-1][2] is None:
         return None
     later, _, last = boxes[-1]
-    parts = {last.strip(): None}  # without doubles; the last box first
+    parts = {last.strip(): None}  # without duplicates; the last box comes first
     for start, end, content in reversed(boxes[:-1]):
         if "" in parts or content is None or later - end > 80:
             break
@@ -96,26 +96,26 @@ def extract_answer(completion: str, style: str = "") -> str | None:
 
 
 # ------------------------------------------------------------------------------- 2. the decision
-# To add a rule, find what it is about:
+# Where to add a rule depends on its subject:
 #
 # 1. how something is written: `CHARACTERS`, `SAME` and `REWRITES` in verifier/spelling.py; which
 #    words are a unit: `SYMBOLS` there, and which words are none: `CHANGES`;
 # 2. the letter of a choice, and words: `take_choice` and `words` in verifier/answers.py;
-# 3. what stands beside a value, such as the domain of a parameter and names before values: `decide`
-#    removes such a thing if only gold or only answer has it. If both have it, they must agree. Set
+# 3. additions to a value, such as the domain of a parameter and names before values: `decide`
+#    removes an addition if only gold or only answer has it. If both have it, they must agree. Set
 #    braces and plus-minus signs are removed there, too;
 # 4. values that math-verify would misread: `COMPARED_AS_TEXT`;
 # 5. when two expressions, lists or relations are equal: `same` in verifier/equality.py.
 
 def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, str, list[str]]:
-    """(status, why, gold, parts). Status None: ask math-verify if all `parts` equal `gold`."""
+    """(status, why, gold, parts). Status None: math-verify must compare `parts` with `gold`."""
     decided = compare_as_written(gold, answer)  # first, because it bounds the length of the rest
     if decided:
         return *decided, gold, [answer]
     gold, answer = normalize(gold), normalize(answer)
     if not gold or not answer:
         return "empty" if gold else "unparseable", "nothing is left of it", gold, [answer]
-    # before words are compared, because `b` and `(B) 7` are right for the gold B
+    # before words are compared, because `b` and `(B) 7` are right if the gold is B
     answer = take_choice(gold, answer)
     # with the set braces, because the set {1, 2} is not the point (1, 2)
     decided = compare_words(gold, answer)
@@ -137,20 +137,20 @@ def decide(gold: str, answer: str, style: str = "") -> tuple[str | None, str, st
     wrong = [pair for pair in verdicts if pair and pair[0] != "correct"]
     if wrong or all(verdicts):
         return *(wrong or verdicts)[0], gold, parts
-    return None, "strings, fractions and words do not tell", gold, parts
+    return None, "strings, fractions and words do not decide", gold, parts
 
 
 def compare_as_written(gold: str, answer: str) -> tuple[str, str] | None:
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same string"
-    for text in (gold, answer):  # one character of Unicode may stand for eighteen others
+    for text in (gold, answer):  # one Unicode character can become eighteen others
         if len(text) > MAX_CHARS or len(plain_characters(text)) > MAX_CHARS:
             return "unparseable", f"longer than {MAX_CHARS} characters, so compared as a string"
     return None
 
 
 def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
-    """(status, why) if both are the same, or words and letters; None for other mathematics."""
+    """(status, why) if both are the same, or are words; None if they are other mathematics."""
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same after normalization"
     unlike = are_unlike(gold, answer)
@@ -167,7 +167,7 @@ def compare_words(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 def are_unlike(gold: str, answer: str) -> str:
-    """Why such answers cannot be equal, although math-verify accepts them; "" if they can be."""
+    """Why they cannot be equal, although math-verify would accept them; "" if they can be."""
     for one, other in ((gold, answer), (answer, gold)):
         if one.startswith("\\{") and one.endswith("\\}") and TUPLE.fullmatch(other):
             return "a set is no tuple and no interval"
@@ -196,19 +196,19 @@ def take_names_off(gold: str, answer: str) -> tuple[str, list[str]] | None:
         golds, parts = (layout(each, len({*one}) > 1) for each, one in ((g, names), (a, other)))
     elif function := same_function(g[0][0], a[0][0]):
         return function
-    else:  # y=2x may be solved for x, too; x=5 says nothing about y
+    else:  # y=2x can be solved for x, too, but x=5 says nothing about y
         is_formula = any(has_letters(side) for claims in g for _, sides in claims for side in sides)
         return (gold, [answer]) if is_formula else None
     return golds[-1], parts + golds[:-1]
 
 
 def flat(names: list[str]) -> list[str]:
-    """x and y are the names in `(x,y)=(1,2)`, too."""
+    """The single names, sorted. `(x,y)=(1,2)` has the names x and y."""
     return sorted({*",".join(names).replace("(", "").replace(")", "").split(",")})
 
 
 def layout(cases: list[list[tuple[str, list[str]]]], as_point: bool) -> list[str]:
-    """The values without names, or all sides if there is but one.
+    """The values without names, or all sides if there is only one equation.
 
     Different names make a point, whose values are sorted by name: `y=1, x=2` is (2, 1).
     """
@@ -234,7 +234,7 @@ def same_function(gold: tuple[str, list], answer: tuple[str, list]) -> tuple[str
 
 
 def as_tuple_of(gold: str, answer: str) -> str:
-    """`1, 2` for the gold (1, 2) has the order that is asked for."""
+    """`1, 2` as the tuple (1, 2) if the gold is a tuple, because then its order is given."""
     is_point = TUPLE.fullmatch(gold) and is_list(answer) and not RELATION.search(answer)
     return f"({answer})" if is_point else answer
 
@@ -258,7 +258,7 @@ UNIMPORTANT_IN_TEXT = re.compile(r"[{}()\s]")
 def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None:
     """(status, why) of two values, as far as strings can tell; None if math-verify must.
 
-    A kind of answer that math-verify misreads is compared here.
+    Kinds of answers that math-verify misreads are compared here.
     """
     if squeeze(gold) == squeeze(answer):
         return "correct", "the same value"
@@ -273,7 +273,7 @@ def compare_values(gold: str, answer: str, style: str) -> tuple[str, str] | None
 
 
 def same_text(gold: str, answer: str) -> bool | None:
-    """Compares number bases, dots, times of day, which math-verify misreads; None for the rest."""
+    """Compares bases, dots and times of day, which math-verify misreads; None for the rest."""
     times = TIME.fullmatch(gold) and TIME.fullmatch(answer)  # 2:30 is not 1:15, 20:30 may be 2:3
     ends = RANGE.fullmatch(gold)
     is_range = ends and int(ends[1]) < int(ends[2])  # nobody writes 5-7 for -2
@@ -286,19 +286,19 @@ def same_text(gold: str, answer: str) -> bool | None:
 # ------------------------------------------------------------------------------ 3. the grader
 
 class Grader(ForkingGrader):
-    """Grades (gold, completion) pairs: what `decide` leaves open goes to `judge` in a child."""
+    """Grades (gold, completion) pairs. If `decide` cannot, `judge` does in another process."""
 
     def __init__(self, workers: int = WORKERS, **limits: float):
         super().__init__(f"{EQUALITY}:judge", examples=EXAMPLES, workers=workers, **limits)
-        # many answers to a problem are the same, and then so are their verdicts
+        # because many answers to a problem are equal and get the same verdict
         self.ask_judge = functools.lru_cache(10_000)(super().ask)
 
     def submit(self, key, problem, rollout, style: str = "") -> None:
-        """Start judging an answer by its problem's gold. `result` takes the key, any hashable."""
+        """Start judging an answer. `key` is any hashable, and `result(key)` gives the verdict."""
         self.pending[key] = self.ask(problem.answer, rollout.text, style)
 
     def ask(self, gold: str, completion: str, style: str = "") -> Future:
-        """The verdict to come; it is there at once if no child is needed."""
+        """A Future of the verdict, which is done at once if no other process is needed."""
         answer = extract_answer(completion, style)
         if answer is None:
             status, why = "no_box", "no closed box at the end"
@@ -307,7 +307,7 @@ class Grader(ForkingGrader):
         else:
             try:
                 status, why, gold, parts = decide(gold, answer, style)
-            except Exception as error:  # a strange answer must not end a training run
+            except Exception as error:  # an unexpected answer must not end a training run
                 status, why = "unparseable", f"{type(error).__name__} in the fast path"
         if not status:
             return self.ask_judge(gold, tuple(parts), style)
@@ -316,11 +316,11 @@ class Grader(ForkingGrader):
         return future
 
     def check_golds(self, golds: list[str]) -> list[bool]:
-        """For each gold: is it compared as a string, or read and equal to itself?"""
+        """Whether each gold is compared as a string, or can be read and equals itself."""
         checks = []
         for gold in golds:
             status, _, left, (_, *sides) = decide(gold, "x")
-            verdicts = [compare_values(left, side, "") for side in sides]  # those of 3+3 = 6
+            verdicts = [compare_values(left, side, "") for side in sides]  # for 3+3 = 6
             if any(pair and pair[0] == "wrong" for pair in verdicts):
                 checks.append("false")
             elif status or exact(left) and all(verdicts):
@@ -332,7 +332,7 @@ class Grader(ForkingGrader):
 
 
 def open_grader(reward: str, threshold: float) -> ForkingGrader:
-    """What grades completions in a program: math-verify, or the function of --reward."""
+    """The grader of a program, which is math-verify or the function of --reward."""
     return OwnReward(reward, threshold) if reward else Grader()
 
 
@@ -356,10 +356,10 @@ def explain(gold: str, completion: str, style: str = "") -> None:
 def main() -> None:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
-    parser.add_argument("--gold", required=True, help="with a minus: --gold='-1/2'")
+    parser.add_argument("--gold", required=True, help="write a negative one as --gold='-1/2'")
     parser.add_argument("--completion", required=True, help="what the model wrote")
     parser.add_argument("--style", default="", choices=["", "minerva"],
-                        help="minerva: 1e-4, x100, /100")
+                        help="minerva: relative tolerance 1e-4, also x100 and /100")
     explain(**vars(parser.parse_args()))
 
 

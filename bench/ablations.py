@@ -1,9 +1,9 @@
-"""What does each part of MiniRL buy? The study objective: the paper's ablations on a mixture. And
-precision: how far engine and trainer are apart.
+"""Two studies: objective, with the paper's ablations of MiniRL on an MoE model, and precision, with
+the gaps between engine and trainer.
 
-As in the paper, the mini-batch is fixed and the batch is N of them: every cell takes as many
-gradient steps on as many samples; N says how old the last of them are. A cell's name, such as
-low-N4-r3-clip-is, says its flags: bench/results/objective.md.
+As in the paper, the mini-batch is fixed and the batch consists of N of them, so every cell has the
+same number of gradient steps and answers. N is the age of the last ones. bench/results/objective.md
+explains the flags in a cell's name, such as low-N4-r3-clip-is.
 """
 from functools import partial
 from statistics import mean, median

@@ -1,13 +1,13 @@
-"""minirl.py with one thing changed, for the studies: python bench/altered.py WHAT FLAGS
+"""Runs minirl.py with one change, for the studies: python bench/altered.py WHAT FLAGS
 
-WHAT: sgd, rounded, or 1 to 24. FLAGS: those of minirl.py.
+WHAT is sgd, rounded, or 1 to 24. FLAGS are those of minirl.py.
 
-sgd     SGD (momentum 0.9, ten times --lr) in the place of AdamW, whose steps are about equally long
-        whatever the gradient. Those of SGD grow with the signal.
-rounded logits in the precision of the weights, in engine and trainer, as others usually have them.
-1, ...  an engine whose weights have only so many significant bits: float32 has 24, bfloat16 8, fp8
-        (e4m3) 4. With 1 or 2, engine and trainer disagree more than any format of numbers makes
-        them. The probe would refuse such an engine, so there is none.
+sgd     SGD (momentum 0.9, ten times --lr) instead of AdamW. The steps of AdamW are about equally
+        long whatever the gradient, but those of SGD grow with the gradient.
+rounded logits in the precision of the weights, in engine and trainer, as in most other projects.
+1, ...  an engine whose weights have only this many significant bits: float32 has 24, bfloat16 8,
+        fp8 (e4m3) 4. With 1 or 2, engine and trainer differ more than with any number format. The
+        probe would refuse such an engine, so it is switched off.
 """
 import shutil
 import sys
@@ -35,7 +35,7 @@ def round_logits() -> None:
 
 
 def coarse(w, bits: int):
-    """`w` rounded to the nearest number of `bits` significant bits, a tie to the even one."""
+    """`w` rounded to the nearest number with `bits` significant bits; ties go to the even one."""
     import torch
 
     mantissa, exponent = torch.frexp(w)  # 0.5 <= |mantissa| < 1
@@ -43,7 +43,7 @@ def coarse(w, bits: int):
 
 
 def make_coarse(bits: int) -> None:
-    """Let the engine start with rounded matrices, routers as well, and be sent no others."""
+    """Give the engine only rounded matrices, routers included, at its start and at syncs."""
     from parts import engine
     from safetensors.torch import load_file, save_file
 

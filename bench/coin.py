@@ -1,4 +1,4 @@
-"""A --reward that needs no answer: half of all answers are right, whatever the model knows."""
+"""A random --reward: half of all answers are right, whatever the model has learnt."""
 import random
 
 

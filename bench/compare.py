@@ -1,11 +1,11 @@
-"""Several runs on one page, against what they cost.
+"""Draws several runs on one page against their costs.
 
     python bench/compare.py runs/a-seed0 runs/a-seed1 runs/b --out compare.pdf
-    python bench/compare.py real_model                      # what bench/results/ has stored
+    python bench/compare.py real_model                      # a study in bench/results/
 
-Reinforce-Ada draws more samples per step than GRPO does, so a comparison against steps alone
-flatters it: the page shows steps, samples, tokens and time side by side. Runs that differ only in
-the seed, by their config.json, share a colour, the first one's name and a mean line.
+Reinforce-Ada samples more answers per step than GRPO, so a comparison against steps alone favours
+it. The page shows steps, answers, tokens and time side by side. Runs whose config.json differs only
+in the seed share a colour, the name of the first run and a mean line.
 """
 import argparse
 import itertools
@@ -19,17 +19,17 @@ from parts.text import interval, shown, unit_of
 
 COSTS = {  # key in both logs -> label
     "step": "training steps",
-    "samples_total": "samples drawn",
-    "tokens_total": "tokens generated",
+    "samples_total": "sampled answers",
+    "tokens_total": "generated tokens",
     "seconds_total": "seconds of training",
 }
 INTERVAL = {"avg", "ci_low", "ci_high"}
-SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ in nothing else are one curve
+SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ only in these share a curve
 
 
 # ------------------------------------------------------------------------------------------ curves
 def draw_group(ax, curves, color, label) -> None:
-    """Runs that differ only in the seed: each one faint, their mean where all of them have been."""
+    """Draw runs that differ only in the seed: each one faint, their mean where all have values."""
     import numpy as np
 
     curves = [(xs, ys) for xs, ys in curves if len(xs)]
@@ -73,7 +73,7 @@ def picture(out: Path, size: tuple, measures: dict, columns: dict, colors={}) ->
 
 # ------------------------------------------------------------------------------- runs on one page
 def read_runs(asked: list) -> list[dict]:
-    """Folders as `read_run` reads them, named as they were asked for, or studies of
+    """The runs in folders (by `read_run`, with the names that were given) or in studies of
     bench/results. Raises ValueError if there is none."""
     runs = []
     for place in map(str, asked):
@@ -83,7 +83,7 @@ def read_runs(asked: list) -> list[dict]:
 
 
 def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
-    """label -> runs whose configurations are the same but for the seed and the name."""
+    """label -> runs whose configurations differ only in SAME_BUT_SEED."""
     groups = {}
     for run in runs:
         config = run["config"].items()
@@ -95,7 +95,7 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
 
 
 def numbers(runs: list[dict], data: str | None) -> list[str]:
-    """Each run's first and last evaluation on `data`, and the mean of runs that share a curve."""
+    """Lines with each run's first and last evaluation on `data`, and the mean of a shared curve."""
     said, last = [], {}
     for run in runs:
         evals = [row for row in run["evals"] if row.get("data") == data and INTERVAL <= row.keys()]
@@ -115,15 +115,15 @@ def numbers(runs: list[dict], data: str | None) -> list[str]:
 
 
 def cost_of(row: dict) -> str:
-    """What a run had cost before an evaluation; "" before its first step."""
+    """In words, the cost of a run before an evaluation; "" before its first step."""
     if not row["step"] or not COSTS.keys() <= row.keys():
         return ""
-    return (f", after {row['samples_total']:,} samples, {row['tokens_total']:,} tokens and "
+    return (f", after {row['samples_total']:,} answers, {row['tokens_total']:,} tokens and "
             f"{row['seconds_total']:,.0f} s of training")
 
 
 def draw_comparison(asked: list, out: str | Path) -> Path:
-    """Held-out accuracy and first-round reward of several runs against all that they cost."""
+    """Draw held-out accuracy and first-round reward of several runs against all costs."""
     runs = read_runs(asked)
     for sentence in what_differs(runs):
         print(sentence)
@@ -146,7 +146,7 @@ def draw_comparison(asked: list, out: str | Path) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Several runs on one page.")
+    parser = argparse.ArgumentParser(description="Draws several runs on one page.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs/NAME, or a study")
     parser.add_argument("--out", default="compare.png", help="picture to write (.png .pdf .svg)")
     args = parser.parse_args(arguments)

@@ -1,17 +1,17 @@
-"""What is a draw worth to a real model? Gradients of single answers, put together by each rule.
+"""Measures the value of one answer for a real model: each rule combines stored gradients.
 
     python minirl.py --model SmolLM2-135M-Instruct --steps 10 --seed 30 --name bank   # the policy
     python bench/gradient_bank.py --fill     # hours of two cores; resumable, problem by problem
-    python bench/gradient_bank.py            # the table, from what was filled
+    python bench/gradient_bank.py            # the table from the stored gradients
 
-No arm is trained. 64 answers are drawn for each problem, and each answer's gradient of log pi is
-stored as a sketch. A sampling rule then draws from these answers instead of from the engine, and
-its update is the sum of the sketches of what it keeps, times their coefficients. The gain of such
-an update is its component along the gradient of the held-out accuracy, for a step of length 1:
+No arm is trained. 64 answers are sampled for each problem, and the gradient of log pi of each is
+stored as a sketch. A sampling rule then takes these answers instead of the engine's. Its update is
+the sum of coefficient times sketch over the kept answers. The gain of such an update is its
+component along the gradient of the held-out accuracy, for a step of length 1:
 
     gain = <g, G> / |g|       g = sum of coefficient * grad log pi      G = grad of E[reward]
 
-What is compared and what counts: bench/plan.md, "A real model".
+bench/plan.md, "A real model", says what is compared and what counts.
 """
 import argparse
 import random
@@ -28,9 +28,9 @@ RUN = Path("runs/bank")
 BANK = RUN / "bank"
 TRAIN, HELD_OUT, DRAWS = 96, 48, 64  # problems, problems, answers for each
 WIDTH = 4  # of a sketch, per matrix of the adapter; the other side keeps its rank
-SHORT = 1024  # numbers that stand for a sketch where only its length is asked for
-OUTCOMES = 100  # of a rule on one problem
-BUDGETS = (300, 1_200, 5_000)  # draws of an update
+SHORT = 1024  # numbers that replace a sketch if only its length is needed
+OUTCOMES = 100  # random repetitions of a rule on one problem
+BUDGETS = (300, 1_200, 5_000)  # answers sampled for an update
 UPDATES, RESAMPLES = 100, 400
 EQUAL = 1.1  # a ratio whose interval lies between 1 / this and this is called equal
 ROUNDS = dict(M=4, N=4)  # those of a small model
@@ -52,7 +52,7 @@ def fill() -> None:
     from parts.run import prepare
     from rewards import open_grader
 
-    find_adapter(str(RUN))  # ends here if the run has no checkpoint
+    find_adapter(str(RUN))  # SystemExit if the run has no checkpoint
     config = parse(["--name", RUN.name, "--resume"])
     with open_grader(config.reward, config.threshold) as grader:
         run = prepare(config, grader)
@@ -69,7 +69,7 @@ def fill() -> None:
 
 
 def answers(problem, run) -> tuple:
-    """(rows, rewards [64]) of fresh answers to one problem, which decides their seed."""
+    """(rows, rewards [64]) of new answers to one problem, which decides their seed."""
     from parts.engine import EngineForSampler, seed_everything
     from parts.logprobs import Sequence
 
@@ -83,9 +83,9 @@ def answers(problem, run) -> tuple:
 
 
 def store(name: str, rows: list, rewards, sketch) -> None:
-    """Of a held-out problem the gradient of its expected reward is enough: one sketch [D].
+    """One sketch [D], the gradient of the expected reward of a held-out problem.
 
-    Where all rewards are equal every rule's coefficients are 0: no gradient is asked for.
+    If all rewards are equal, the coefficients of every rule are 0, so no gradient is needed.
     """
     found = np.zeros((len(rows), sketch.size), np.float32)
     if rewards.min() < rewards.max():
@@ -100,7 +100,7 @@ def store(name: str, rows: list, rewards, sketch) -> None:
 
 
 class Sketch:
-    """The gradient of log pi(response) with respect to the adapter, shortened.
+    """The gradient of log pi(answer) with respect to the adapter, shortened.
 
     Of each matrix the side that has the adapter's rank is kept, the other is multiplied by random
     signs, [size, width] / sqrt(width). So sketches have the lengths and angles of the gradients, on
@@ -136,7 +136,7 @@ class Sketch:
 
 # ------------------------------------------------------------------------------ rules on the bank
 def coefficients(rewards, config: SamplerConfig, rng) -> tuple[np.ndarray, int]:
-    """(coefficient of each stored answer, draws) of one problem: drawn in a random order."""
+    """(coefficient of each stored answer, number sampled) of one problem, in a random order."""
     order = list(range(len(rewards)))
     rng.shuffle(order)
     pool = [dict(status="graded", reward=float(rewards[i])) for i in order]
@@ -185,7 +185,7 @@ def mean_gain(found: dict, budget: int, chosen, held, rng) -> float:
     along = found["along"][at, outcome].sum(1)[:, held].mean(1)
     updates = (found["short"][a, o].sum(0) for a, o in zip(at, outcome))
     length = np.stack([np.linalg.norm(update) for update in updates])
-    return float((along / np.maximum(length, 1e-30)).mean())  # an update of silent prompts is 0
+    return float((along / np.maximum(length, 1e-30)).mean())  # an update without gradient is 0
 
 
 def ratios(found: dict[str, dict], budget: int, base: str = "uniform-4") -> dict[str, tuple]:
@@ -227,7 +227,7 @@ def report(found: dict[str, dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--fill", action="store_true", help="draw and store what is missing")
+    parser.add_argument("--fill", action="store_true", help="sample and store what is missing")
     args = parser.parse_args()
     if args.fill:
         fill()

@@ -1,4 +1,4 @@
-"""What things cost here, part by part; a part's first lines say what it measures.
+"""Measures times and speeds on this machine, part by part. See the docstring of each part.
 
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
@@ -7,9 +7,9 @@
     python bench/measure.py gpu --sync merge
     python bench/measure.py verifier runs/NAME runs/eval-NAME     # needs no model
 
-Other flags are those of minirl.py. One thread, unless OMP_NUM_THREADS says otherwise. What is
-compared takes turns in one process, and a ratio is that of neighbours in time: slow drifts of the
-machine cancel. A table becomes bench/results/PART.md, with the command.
+Other flags are those of minirl.py. One thread is used, unless OMP_NUM_THREADS is set. The compared
+sides take turns in one process, and a ratio is that of neighbours in time, so that slow drifts of
+the machine cancel. The table becomes bench/results/PART.md, with the command.
 """
 import argparse
 import contextlib
@@ -41,7 +41,7 @@ def seconds(call, *args) -> float:
 
 
 def alternate(repeats: int, **sides) -> dict[str, list]:
-    """What each side (a function) returns in turn; the first time does not count."""
+    """The results of the sides (functions) in turn, without the first round."""
     found = {name: [] for name in sides}
     for _ in range(repeats + 1):
         for name, call in sides.items():
@@ -50,14 +50,14 @@ def alternate(repeats: int, **sides) -> dict[str, list]:
 
 
 def ratio(above: list[float], below: list[float]) -> str:
-    """Of neighbours: the median, and the range."""
+    """The median and the range of the ratios of neighbours."""
     found = [a / b for a, b in zip(above, below)]
     return f"{median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 @contextlib.contextmanager
 def project(*flags: str):
-    """What minirl.main has before its first step, in runs/bench, which is made anew each time."""
+    """The state of minirl.main before its first step, in runs/bench, which is always new."""
     from parts.config import parse
     from parts.run import prepare
     from rewards import open_grader
@@ -70,7 +70,7 @@ def project(*flags: str):
 
 
 def draw(run, **settings) -> list:
-    """A step's samples: each time the same problems and the same random state."""
+    """Sampling of a step, each time with the same problems and random state."""
     import minirl
 
     run.stream.cursor = 0
@@ -229,7 +229,7 @@ def busy(*flags: str) -> list[list[str]]:
 
 @contextlib.contextmanager
 def loops(priorities: list[int]):
-    """Busy ones, started by a shell that ends: children would count as this program's own work."""
+    """Busy processes, started by a shell that ends, because children would count as own work."""
     endless = f"'{sys.executable}' -c 'while True: pass' > /dev/null & echo $!"
     started = [int(subprocess.check_output(["sh", "-c", f"nice -n {nice} {endless}"]))
                for nice in priorities]
@@ -241,7 +241,7 @@ def loops(priorities: list[int]):
 
 
 def one_step(run, fixed: bool) -> float:
-    """Seconds of a step that is always the same."""
+    """Seconds of a step that is the same each time."""
     import minirl
     import torch
     from parts.machine import threads
@@ -262,8 +262,8 @@ SMALL = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_att
 
 
 def gpu(*flags: str) -> None:
-    """minirl.py itself, with FLAGS, on a random model of Qwen2.5-Math-1.5B's shape, without
-    network. Verdicts are coins, and every answer has 900 tokens: runs/gpu/metrics.jsonl."""
+    """minirl.py with FLAGS on a randomly initialised model like Qwen2.5-Math-1.5B, without network.
+    Rewards are random, and every answer has 900 tokens. Results: runs/gpu/metrics.jsonl."""
     model = Path("runs/random-1.5B")
     if not (model / "tokenizer.json").exists():  # the last file; --resume wants the same model
         random_model(model)
@@ -274,8 +274,8 @@ def gpu(*flags: str) -> None:
 
 
 def random_model(folder: Path) -> None:
-    """Fills `folder` with the model and the built-in tokenizer. Without a GPU it is small: only to
-    show that it works."""
+    """Write the model and the built-in tokenizer to `folder`. Without a GPU it is small and only
+    shows that the program works."""
     import torch
     from models import make
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -341,7 +341,7 @@ def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
 
 
 def plain_verdict(gold: str, text: str) -> bool:
-    """math-verify's own verdict, with the gold in a box and on the last box, if that is closed."""
+    """math-verify's verdict, with the gold in a box, on the last box if this is closed."""
     from math_verify import parse, verify
 
     from verifier.answers import find_boxes
@@ -356,7 +356,7 @@ PARTS = dict(rollouts=rollouts, trl=trl, busy=busy, gpu=gpu, verifier=verifier)
 
 
 def machine() -> str:
-    """What the numbers were measured on."""
+    """The machine of the measurement, in words."""
     from importlib.metadata import version
 
     cpu = next((line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines()

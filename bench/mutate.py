@@ -1,15 +1,15 @@
-"""Would the tests notice? Breaks the code on purpose, a line at a time: a named test must fail.
+"""Breaks the code on purpose, one line at a time, and checks that a named test fails.
 
     python bench/mutate.py                        # every mutant
     python bench/mutate.py --only minirl          # those of minirl.py, after a change of its tests
-    python bench/mutate.py --where                # runs nothing: whose text is gone?
+    python bench/mutate.py --where                # runs nothing; lists mutants whose text is gone
 
 A mutant is a line of bench/mutants.jsonl: {"file": "minirl.py", "old": "...", "new": "...", "why":
 "...", "test": "tests/test_minirl.py::test_..."}. `old` must occur once in its file. A mutant that
-changes nothing a test could see has "equivalent": the reason.
+changes nothing that a test could detect has "equivalent" with the reason.
 
 Each test runs in a fork of this process, which has done the slow imports. It must fail on the
-broken code and pass on the sound; taking too long is failing.
+broken code and pass on the original. A test that takes too long has failed.
 """
 import argparse
 import contextlib
@@ -143,7 +143,7 @@ def is_there(mutant: dict) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Do the tests notice a wrong line?")
+    parser = argparse.ArgumentParser(description="Checks that tests fail if a line is wrong.")
     parser.add_argument("list", nargs="?", type=Path, default=ROOT / "bench" / "mutants.jsonl")
     parser.add_argument("--only", default="", help="the mutants of this module")
     parser.add_argument("--where", action="store_true", help="run nothing")

@@ -1,12 +1,12 @@
-"""Two versions of the probe side by side: which faults each one sees, and which sound runs it ends.
+"""Compares two versions of the probe: which faults they detect, which correct runs they end.
 
     git show COMMIT:parts/probe.py > /tmp/earlier.py     # the version to compare with
     python bench/probes.py faults --earlier /tmp/earlier.py     # ten minutes
     python bench/probes.py moe --earlier /tmp/earlier.py        # RUNS below: some minutes each
 
-The faults, noises and sizes stand below and were fixed before the first comparison. A fault is
-tried at the start of a run, and after SOUND steps of a sound one, where it has BROKEN more steps to
-be seen. Every row goes into bench/results/probe.jsonl, whose tables are in probe.md.
+The faults, errors and sizes below were fixed before the first comparison. A fault is tried at the
+start of a run, and after SOUND steps of a correct run, where the probe has BROKEN more steps to
+detect it. Every row goes into bench/results/probe.jsonl, whose tables are in probe.md.
 """
 import argparse
 import copy
@@ -35,7 +35,7 @@ RUNS = dict(  # flags of minirl.py; a sound run in which both versions look at e
 
 
 def seen(call) -> tuple[dict, str]:
-    """What a probe returns, or the sentence with which it ends the run."""
+    """The result of a probe, or the sentence with which it ends the run."""
     try:
         return call(), ""
     except SystemExit as error:
@@ -91,7 +91,7 @@ def sound_start(module, noise: float, seed: int, fault: str = ""):
 
 
 def later(engine, policy, probe, steps: range, seed: int) -> int:
-    """After how many of these steps the probe ends the run; 0: it does not."""
+    """The number of steps after which the probe ends the run; 0 if it does not."""
     from models_small import move
 
     for count, step in enumerate(steps, 1):

@@ -1,13 +1,12 @@
-"""Where does adaptive sampling pay? The studies skills, longer_skills, real_race, human,
-human_gpu and qwen.
+"""Studies of adaptive sampling: skills, longer_skills, real_race, human, human_gpu and qwen.
 
-What is compared, and what counts as which answer, was written down before: bench/plan.md. Of each
-run the evaluations are kept with what had been spent by then, and of the skills
+bench/plan.md was written before the runs. It says what is compared and which result counts as what.
+For each run the evaluations are stored with the cost until then, and for the skills
 
-    solved              letter -> draws until its first right answer
-    letters             letter -> [prompts met, draws, right answers, silent prompts]
-    letters_by_draws    letter -> for each window of WINDOW draws, of the prompts met in it:
-                        [prompts, silent and wrong, silent and right]
+    solved              letter -> answers sampled until its first right one
+    letters             letter -> [prompts, answers, right answers, prompts without gradient]
+    letters_by_draws    letter -> for each window of WINDOW answers, of the prompts in it:
+                        [prompts, all wrong, all right]
 """
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the sampling rules should do on the skills: course/laws.py, beside what was counted."""
+"""The expected results of the sampling rules on the skills (course/laws.py) and the counts."""
 import functools
 from statistics import mean
 

@@ -1,8 +1,8 @@
-"""What studies are made of: runs in a file, differences with an interval and a word, tables.
+"""Helpers of the studies: runs in a file, differences with an interval and a word, tables.
 
-The file is bench/results/STUDY.jsonl, with a line for each run. A line holds what is needed to run
-it again (`command`, in the folder runs/STUDY, or the whole `config`) and, by columns, what was
-logged; numbers keep six significant digits:
+The file is bench/results/STUDY.jsonl, with a line for each run. A line has what is needed to repeat
+the run (`command`, in the folder runs/STUDY, or the whole `config`) and the logs by columns, with
+six significant digits:
 
     {"run": "demo", "command": "minirl.py --name demo", "metrics": {"step": [1, 2], "entropy":
      [0.33, 0.42]}, "evals": {"step": [0, 20], "avg": [0.23, 0.46]}}
@@ -129,7 +129,7 @@ def at(line: dict, cost: str, budget: float, key: str = "avg") -> float:
 
 
 def is_lost(line: dict, end: float) -> bool:
-    """Whether a run ends below its start."""
+    """Whether a run has collapsed, which means that it ends below its first accuracy."""
     return end < line["evals"][0]["avg"]
 
 
@@ -141,7 +141,7 @@ def paired(lines: list[dict], first: str, second: str, measure) -> list[float]:
 
 
 def interval(values: list[float], quantiles: dict = T_95) -> tuple[float, float]:
-    """Mean and half its interval over seeds, by default that of 95 %."""
+    """Mean and half-width of its interval over seeds, by default of 95 %."""
     return mean(values), quantiles[len(values)] * stdev(values) / len(values) ** 0.5
 
 

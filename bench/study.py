@@ -1,16 +1,16 @@
-"""A study asks one question by many runs, and answers it on a page.
+"""Trains the runs of a study and writes its page.
 
-    python bench/study.py human --processes 2       # trains what is missing; page and pictures
-    python bench/study.py skills --draw             # page and pictures, from what is stored
+    python bench/study.py human --processes 2       # trains missing runs; page and pictures
+    python bench/study.py skills --draw             # page and pictures from stored runs
     python bench/study.py skills --into anew        # trains all of its runs again, another study
-    python bench/study.py real_model                # what is stored of runs that were made singly
-    python bench/study.py mine --add runs/a runs/b  # finished runs into a study
+    python bench/study.py real_model                # stored runs that were made one by one
+    python bench/study.py mine --add runs/a runs/b  # adds finished runs to a study
 
-sampling.py has the studies skills, longer_skills, real_race and human, ablations.py has objective
-and precision: what is kept of a run and what is compared. The runs themselves are the lines of
-bench/results/STUDY.jsonl (see store.py), or a table there. They are started through the command
-line, resumed, and stored when they end. The page is bench/results/STUDY.md; what is written above
-its first title is prose, and stays. compare.py draws runs.
+sampling.py has the studies skills, longer_skills, real_race and human, and ablations.py has
+objective and precision. They say what is stored of a run and what is compared. The runs are the
+lines of bench/results/STUDY.jsonl (see store.py), or a table there. They are started through the
+command line, resumed, and stored at their end. The page is bench/results/STUDY.md. The text above
+its first title is not generated, so it stays. compare.py draws runs.
 """
 import argparse
 import os

@@ -1,9 +1,9 @@
-"""What has a run learnt for other problems? Its model before and after, by the run's own protocol.
+"""Evaluates the model of a run before and after training on other problems.
 
     python bench/transfer.py runs/real-0 --data svamp          # from the hub, or a file
     python bench/transfer.py runs/real-0 --data mine.jsonl --limit 200
 
-Any other flag of eval.py goes to both evaluations; the second prints the paired difference.
+Other flags of eval.py go to both evaluations. The second one prints the paired difference.
 """
 import argparse
 import subprocess

@@ -186,7 +186,8 @@ def lab_and_file(word: str, path: Path | None = None) -> tuple[str, Path]:
         raise SystemExit(f"Which lab is {word}? Give a number from 1 to {len(HOMES)}, or a file "
                          "that is called lab_N.py, for example lab_3.py.")
     if not path:
-        path = LABS if word in (lab, lab[-1]) else Path(word)
+        is_name = word in (lab, lab[-1], f"{lab}.py") and not Path(word).is_file()
+        path = LABS if is_name else Path(word)
     return lab, (path / f"{lab}.py" if path.is_dir() else path).resolve()
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from statistics import NormalDist
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -165,11 +166,43 @@ def cap(left, right) -> None:
           ylim=(1e-4, 5))
     left.axvline(5, color="0.7", linewidth=1)
     lines(right, RATES, {
-        "ratio: stops above 1.27 π_old": lambda p: min(1, 1.27 * p),
-        "dppo: stops above μ + 0.2": lambda p: min(1, p + 0.2),
+        "ratio: masked above 1.27 π_old": lambda p: min(1, 1.27 * p),
+        "dppo: masked above μ + 0.2": lambda p: min(1, p + 0.2),
     }, title="two masks, advantage > 0, π_old = μ", xlabel="probability when sampled",
         ylabel="probability now")
     right.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+
+
+def surrogate(left, right) -> None:
+    """Session 5: PPO's objective of one token, and where the mask is 0."""
+    ratios = [i / 100 for i in range(251)]
+
+    def clipped(r):
+        return min(max(r, 0.8), 1.27)
+
+    for axis, A, masked in ((left, 1, (1.27, 2.5)), (right, -1, (0, 0.8))):
+        axis.axvspan(*masked, color="0.9", label="mask = 0, no gradient")
+        axis.plot(ratios, [r * A for r in ratios], "--", label="r A", color="0.5")
+        lines(axis, ratios, {"min(r A, clip(r) A)": lambda r: min(r * A, clipped(r) * A)},
+              title=f"A = {A}", xlabel="r = π_θ / π_old", ylabel="PPO's objective", xlim=(0, 2.5))
+
+
+def flips(left, right) -> None:
+    """Session 6: two router logits with errors; how often experts change."""
+    xs = [0.7 + i / 500 for i in range(251)]
+    lines(left, xs, {
+        f"true value {mean}": lambda x, mean=mean: NormalDist(mean, 0.05).pdf(x)
+        for mean in (1.0, 0.9)
+    }, title="two router logits with errors (σ = 0.05)", xlabel="computed logit",
+        ylabel="density", ylim=(0, 11))
+    sigmas = [10 ** (i / 20 - 4) for i in range(61)]
+    lines(right, sigmas, {
+        f"{layers} layers" if layers > 1 else "1 layer":
+            [1 - (1 - laws.flip(0.5, sigma)) ** layers for sigma in sigmas]
+        for layers in (1, 24, 48)
+    }, title="a token changes experts in at least one layer (κ = 0.5)", xlabel="σ of the error",
+        ylabel="probability", xscale="log", yscale="log")
+    right.title.set_fontsize(9)
 
 
 def stale(left, right) -> None:
@@ -181,7 +214,7 @@ def stale(left, right) -> None:
             value for key in keys for seed in logged(cell, key) for value in seed)
 
     masked, far = ("clipped_positive", "clipped_negative"), ("weight_over_2", "weight_under_half")
-    for axis, keys, title in ((left, masked, "tokens that the mask stops"),
+    for axis, keys, title in ((left, masked, "masked tokens"),
                               (right, far, "tokens with π_θ/μ beyond 2 or ½")):
         lines(axis, counts, {
             f"replay {replay}": [per_cent(f"stress-N{N}-{replay}-clip-is", keys) for N in counts]
@@ -200,14 +233,28 @@ def hack(left, right) -> None:
               title=f"loophole at h = {h}, threshold {0.2 / 50}", xlabel="time", ylim=(0, 1.05))
 
 
+def paths(left, right) -> None:
+    """Session 7: how right answers and loophole move together, from several starts."""
+    for axis, prompts in ((left, 50), (right, 500)):
+        for p, h in ((0.1, 1e-3), (0.1, 4e-3), (0.4, 4e-3), (0.4, 2e-2), (0.2, 1e-4)):
+            _, rewards, rates = zip(*laws.reward_flow(p, h, prompts, time=60))
+            axis.plot(rates, [reward - rate for reward, rate in zip(rewards, rates)],
+                      color=COLORS[prompts * h > p], linewidth=1)
+            axis.plot(p, h, "o", color=COLORS[prompts * h > p], markersize=4)
+        axis.plot(RATES, [p / prompts for p in RATES], color="0.6", linestyle="--")
+        axis.set(title=f"{prompts} prompts, threshold h = p / {prompts}", yscale="log",
+                 xlabel="p, share of right answers", ylabel="h, share of the loophole",
+                 xlim=(0, 1), ylim=(1e-5, 1.5))
+
+
 def evaluation(left, right) -> None:
-    """Session 8: half an interval against k; the bias of the plug-in pass@k."""
+    """Session 8: half-width of an interval against k; the bias of the plug-in pass@k."""
     ks = [2**i for i in range(9)]
     lines(left, ks, {
         f"{questions} questions":
             [196 * laws.avg_variance(0.09, 0.16, questions, k) ** 0.5 for k in ks]
         for questions in (30, 90, 500)
-    }, title="half the 95 % interval of avg@k", xlabel="k", ylabel="points", xscale="log",
+    }, title="half-width of the 95 % interval of avg@k", xlabel="k", ylabel="points", xscale="log",
         xticks=ks, xticklabels=ks)
     left.set(ylim=(0, None))
     sizes, rates = list(range(8, 65)), (0.02, 0.1, 0.3)
@@ -218,8 +265,8 @@ def evaluation(left, right) -> None:
     right.legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
 
 
-DRAWN = (baselines, one_step, temperature, draws, weights, budgets, shares, cap, stale,
-         hack, evaluation)
+DRAWN = (baselines, one_step, temperature, draws, weights, budgets, shares, surrogate, cap, flips,
+         stale, hack, paths, evaluation)
 
 
 def draw(function) -> Path:

@@ -151,6 +151,16 @@ def capped(sigma: float, cap: float) -> tuple[float, float]:
     return first, second - first**2
 
 
+# ---------------------------------------------------------------- session 6: routers change experts
+def flip(kappa: float, sigma: float) -> float:
+    """Probability that an error changes the chosen experts of a token in one layer.
+
+    kappa: density, near 0, of the gap between the last chosen logit and the next one. sigma:
+    standard deviation of the normal error of that gap, small against the gap's spread.
+    """
+    return kappa * sigma / math.sqrt(2 * math.pi)
+
+
 # ------------------------------------------------------------------------ session 7: a false accept
 def reward_flow(p: float, h: float, prompts: int, time: float, steps: int = 4000):
     """[(t, expected reward, accuracy)]: exact policy gradient of the model of session 7.

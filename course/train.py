@@ -94,8 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train with the functions of a lab.")
     parser.add_argument("--with", dest="labs", nargs="+", required=True, metavar="lab_N")
     args, rest = parser.parse_known_args()
-    os.chdir(check.ROOT)
     found = written(args.labs)
+    os.chdir(check.ROOT)
     for folder in (OWN, YOURS):
         shutil.rmtree(folder, ignore_errors=True)
     try:

@@ -1,12 +1,12 @@
-"""Counts an answer as right if a calculator would get the gold from a sum that it contains.
+"""Counts an answer as right if one of its sums, calculated correctly, gives the gold.
 
-This score tells problems that were misread from sums that were calculated wrongly.
+This score distinguishes misread problems from wrong calculations.
 
     python eval.py --adapter runs/NAME --data svamp --k 2 --reward examples/calculator.py:score \
         --out runs/calculator
 
-The samples are the same as those of this command without the last two flags, so both scores judge
-the same answers.
+The command without the last two flags samples the same answers, so both scores grade the same
+answers.
 """
 import operator
 import re

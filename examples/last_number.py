@@ -1,4 +1,4 @@
-"""A reward that needs no box: the last number of the answer is the gold one.
+"""A reward without a box: the last number of the answer must be the gold.
 
     python minirl.py --model SmolLM2-135M-Instruct --reward examples/last_number.py:score
 """

@@ -1,4 +1,4 @@
-"""The sampler in your own training loop, without a model and without torch.
+"""Shows the sampler in another training loop, without a model and without torch.
 
     python examples/own_loop.py
 
@@ -37,7 +37,7 @@ class Grader(dict):
 config = SamplerConfig(sampler="ada-balance", n=4, M=8, N=4)
 for group in collect([0.05, 0.5, 0.95], config, Engine(), Grader()):
     set_advantages(group, config)  # keeps n answers; reward - mean of the whole pool
-    print(f"p = {group.problem}: {len(group.pool)} samples, {group.outcome}, "
+    print(f"p = {group.problem}: {len(group.pool)} answers, {group.outcome}, "
           f"baseline {group.baseline:.2f}")
     for sample, coefficient in group.rows():  # n of them; coefficient = advantage * weight
         pass  # loss -= coefficient * log_prob(sample.rollout)

@@ -1,4 +1,4 @@
-"""The panels of a run's curves, from its logs to curves.png. page.html draws the same panels."""
+"""Draws the panels of a run's curves from its logs to curves.png. page.html has the same panels."""
 import itertools
 import math
 import re
@@ -18,61 +18,61 @@ PANELS = (
      {"reward_first_round": "first round (fair)", "reward_pool": "whole pool"}),
     ("accuracy", "Accuracy on held-out problems", "avg@k, 95 % interval", {}),
     ("parts", "Parts of the reward", "mean reward, first round", {}),  # see `panels_of`
-    ("lines", "Samples drawn", "samples per step", {"samples": ""}),
+    ("lines", "Sampled answers", "answers per step", {"samples": ""}),
     ("lines", "Tokens generated", "tokens per step", {"tokens": ""}),
-    ("lines", "Prompts without signal", "share of prompts",
-     {"zero_signal": "no signal", "unresolved_too_few_correct": "unresolved: too few correct",
+    ("lines", "Prompts without gradient", "share of prompts",
+     {"zero_signal": "no gradient", "unresolved_too_few_correct": "unresolved: too few correct",
       "unresolved_too_few_wrong": "unresolved: too few wrong"}),
-    ("kl", "Engine against trainer", "KL(μ ‖ π_old), nats per token",
+    ("kl", "Engine compared with trainer", "KL(μ ‖ π_old), nats per token",
      {"kl_k1": "|k1|", "kl_k3": "k3"}),
     ("lines", "Entropy of the policy", "nats per token",
-     {"entropy": "of all that was drawn", "entropy_trained": "of trained tokens"}),
-    ("off-policy", "Tokens stopped by the mask", "share of tokens",
+     {"entropy": "of all sampled tokens", "entropy_trained": "of trained tokens"}),
+    ("off-policy", "Masked tokens", "share of tokens",
      {"clipped_positive": "A > 0", "clipped_negative": "A < 0"}),
     ("off-policy", "Tokens far off-policy", "share of tokens",
-     {"weight_truncated": "weight cut at its cap", "weight_over_2": "weight > 2",
+     {"weight_truncated": "weight above the cap", "weight_over_2": "weight > 2",
       "weight_under_half": "weight < ½"}),
     ("off-policy", "Importance weights before the cap", "π_θ/μ",
      {"weight_max": "largest", "weight_mean": "mean", "weight_min": "smallest"}),
     ("off-policy", "Effective sample size", "share of tokens", {"weight_ess": ""}),
-    ("routes", "Experts alike in engine and trainer", "share of tokens",
+    ("routes", "Same experts in engine and trainer", "share of tokens",
      {"routes_agree_all": "in all layers"}),
-    ("lines", "Where the time goes", "seconds per step",
+    ("lines", "Time of a step", "seconds per step",
      {"seconds_sample": "sample", "seconds_train": "train", "seconds_sync": "sync"}),
     ("lines", "Length of the answers", "tokens per answer", {"response_length": ""}),
-    ("lines", "Answers that cannot score", "share of answers",
-     {"truncated": "cut at the length limit", "share_no_box": "no box",
+    ("lines", "Truncated or unparseable answers", "share of answers",
+     {"truncated": "truncated at the length limit", "share_no_box": "no box",
       "share_no_verdict": "no verdict: the grader failed"}),
     ("lines", "Size of the update", "gradient norm", {"grad_norm": ""}),
 )
 
 
 def panels_of(rows: list[dict]) -> list[tuple]:
-    """PANELS; that of the reward's parts has a line for each, and is left out if there is one."""
+    """PANELS with a line per part of the reward; without this panel if there are no two parts."""
     parts = {key: key.removeprefix(PART) for row in rows for key in row if key.startswith(PART)}
     return [(*panel[:3], parts) if panel[0] == "parts" else panel for panel in PANELS
             if panel[0] != "parts" or len(parts) > 1]
 
 
 def smoothing_reach(steps: int) -> int:
-    """Steps to both sides of the moving mean. A run of at most 12 steps stays as it is."""
+    """Steps to both sides of the moving mean. A run of at most 12 steps is not smoothed."""
     return math.ceil(steps / 40) + 1 if steps > 12 else 0
 
 
 # ----------------------------------------------------------------------------------------- reading
 def read_run(folder: str | Path) -> dict:
-    """name, config, metrics and evals of a run. Raises SystemExit if there is nothing to see."""
+    """name, config, metrics and evals of a run. Raises SystemExit if there is nothing to show."""
     folder = Path(folder)
     config = settings(folder)
     metrics, evals = drawn_rows(folder / "metrics.jsonl"), drawn_rows(folder / "eval.jsonl")
     if not config or not (metrics or evals):
-        raise SystemExit(f"{shown(folder)} is no folder of a run that has finished a step, such as "
-                         "runs/NAME.")
+        raise SystemExit(f"{shown(folder)} is no folder of a run (such as runs/NAME) that has "
+                         "finished a step.")
     return dict(name=folder.resolve().name, config=config, metrics=metrics, evals=evals)
 
 
 def drawn_rows(path: Path) -> list[dict]:
-    """Of each row of a log the numbers and the data set. Broken lines are left out."""
+    """The numbers and the data set of each row of a log. Broken lines are left out."""
     return [{key: value for key, value in row.items()
              if is_number(value) or key == "data" and isinstance(value, str)}
             | shares(row.get("verdicts"))
@@ -80,12 +80,12 @@ def drawn_rows(path: Path) -> list[dict]:
 
 
 def is_number(value) -> bool:
-    """Whether a value can be drawn. NaN cannot, nor can an integer larger than every float."""
+    """Whether a value can be plotted. NaN cannot, nor can an integer larger than every float."""
     return isinstance(value, int | float) and abs(value) < 1e300
 
 
 def shares(counts) -> dict:
-    """The shares of a step's verdicts that cannot score; `counts` lists only what occurred."""
+    """The shares of no_box and of no verdict in a step. `counts` has statuses that occurred."""
     if not counts or not isinstance(counts, dict) or not all(map(is_number, counts.values())):
         return {}
     total = max(1, sum(counts.values()))
@@ -94,7 +94,7 @@ def shares(counts) -> dict:
 
 
 def what_differs(runs: list[dict]) -> list[str]:
-    """A sentence where curves mean other things: other rewards, other held-out problems."""
+    """A sentence for each difference (rewards, held-out problems) that forbids a comparison."""
     rewards = {run["config"].get("reward") or "math-verify" for run in runs}
     problems = {measured_on(run) for run in runs} - {""}
     return [f"The runs have different {kind} ({shown('; '.join(sorted(names)))}): do not compare "
@@ -104,7 +104,7 @@ def what_differs(runs: list[dict]) -> list[str]:
 
 
 def measured_on(run: dict) -> str:
-    """`gsm8k (100)`; a share that was held out of the run's own data is named by these data."""
+    """The held-out sets, such as `gsm8k (100)`; a share of the run's data is named by this data."""
     names = set()
     for row in run["evals"]:
         name, count = row.get("data", ""), row.get("questions")
@@ -116,7 +116,7 @@ def measured_on(run: dict) -> str:
 
 # ----------------------------------------------------------------------------------------- drawing
 def draw_run(run_dir: str | Path) -> Path:
-    """Draw all panels of a run into `curves.png` of its folder, also while it goes on."""
+    """Draw all panels of a run into `curves.png` in its folder, also while it runs."""
     from matplotlib.figure import Figure  # without pyplot, which may need a display
 
     run = read_run(run_dir)
@@ -136,7 +136,7 @@ def draw_run(run_dir: str | Path) -> Path:
     about = " · ".join(literal(name) for name in names if name)
     figure.suptitle(about + "      (faint: every step, bold: moving mean)", fontsize=12)
     out = Path(run_dir) / "curves.png"
-    with replacing(out) as writing:  # in one piece: nobody opens half of one
+    with replacing(out) as writing:  # so that nobody opens an incomplete file
         figure.savefig(writing, dpi=110, format="png")
     return out
 
@@ -144,8 +144,8 @@ def draw_run(run_dir: str | Path) -> Path:
 def panels_with_data(run: dict) -> list[tuple]:
     """The panels for which something was logged.
 
-    Panels of kind "off-policy" are left out where all importance weights are 1 but for rounding,
-    as with one mini-batch in float32: then no token is masked either, and all their lines are flat.
+    Panels of kind "off-policy" are left out if all importance weights are 1 except for rounding, as
+    with one mini-batch in float32. Then no token is masked either, and all lines are flat.
     """
     rows = run["metrics"]
     logged = {key for row in rows for key in row}
@@ -156,7 +156,7 @@ def panels_with_data(run: dict) -> list[tuple]:
 
 
 def draw_lines(ax, rows, keys, log_scale=False) -> None:
-    """Two lines per key: every step (faint) and the moving mean. On a log scale the sizes."""
+    """Two lines per key: every step (faint) and the moving mean. A log scale shows |values|."""
     for color, (key, label) in zip(itertools.cycle(COLORS), keys.items()):
         xs, ys = series([row for row in rows if row.get(key) or not log_scale], key)
         if xs:
@@ -167,11 +167,11 @@ def draw_lines(ax, rows, keys, log_scale=False) -> None:
     if log_scale:
         ax.set_yscale("log")
     else:
-        ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a reward of one's own may be negative
+        ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a user's reward may be negative
 
 
 def draw_accuracy(ax, evals) -> None:
-    """One line per data set with its interval; the dotted line is where it started."""
+    """One line per data set with its interval. The dotted line is its first value."""
     sets = dict.fromkeys(row.get("data") for row in evals)
     for color, data in zip(itertools.cycle(COLORS), sets):
         rows = [row for row in evals if row.get("data") == data]
@@ -211,12 +211,12 @@ def series(rows: list[dict], y: str, x: str = "step") -> tuple[list[float], list
 
 
 def smooth(values):
-    """Centred moving mean; at both ends over what is there."""
+    """Centred moving mean; at both ends over the steps that exist."""
     kernel = np.ones(2 * smoothing_reach(len(values)) + 1)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def literal(text) -> str:
-    """A name that matplotlib draws as it is: `$` begins no formula, `_` does not hide it."""
+    """A name that matplotlib shows unchanged, though `$` begins a formula and `_` hides a label."""
     text = str(text).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -1,7 +1,7 @@
-"""What another sampling rule would have made of recorded answers, for the page of explore.py.
+"""Applies other sampling rules to recorded answers, for the page of explore.py.
 
-The exit test and the choice of answers are those of ada_sampler.py. The rules that allocate a
-step's draws to its prompts are left out, for a log need not hold all prompts of a step.
+The exit test and the choice of answers are those of ada_sampler.py. The rules that allocate answers
+to the prompts of a step are left out, because a log need not hold all prompts of a step.
 """
 import math
 from dataclasses import fields, replace
@@ -13,11 +13,11 @@ from parts.folder import NO_VERDICT
 
 
 def add_to(run: dict, sizes: dict | None = None) -> None:
-    """Add to a run of the page what each rule makes of its prompts. `sizes`: n, M, N in its place.
+    """Add to a run the result of each rule for its prompts. `sizes` may replace its n, M, N.
 
-    run["rule"]      the run's own rule, in numbers; None if it cannot be replayed
-    run["what_if"]   the sizes; of each rule why ada_sampler.py refuses them, or ""
-    group["what_if"] {rule: its fate}
+    run["rule"]      the run's rule, in numbers; None if it cannot be replayed
+    run["what_if"]   the sizes; for each rule why ada_sampler.py refuses them, or ""
+    group["what_if"] {rule: the result of `replayed`}
     """
     recorded = sampler_settings(run["config"])
     rules = [name for name in RULES if not replace(recorded, sampler=name).rule.allocates]
@@ -33,7 +33,7 @@ def add_to(run: dict, sizes: dict | None = None) -> None:
 
 
 def sampler_settings(config: dict) -> SamplerConfig:
-    """Those of a run's settings that are the sampler's. What is missing or damaged: the default."""
+    """The sampler's settings of a run, with defaults for missing or damaged ones."""
     return SamplerConfig(**{one.name: config[one.name] for one in fields(SamplerConfig)
                             if type(config.get(one.name)) is type(one.default)})
 
@@ -47,9 +47,9 @@ def refusal(config: SamplerConfig) -> str:
 
 
 def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
-    """A prompt's fate under these settings; None if the rule wants more answers than the pool has.
+    """The result for a prompt; None if the rule needs more answers than the pool has.
 
-    `kept` lists places in the pool, `coefficients` what their gradients would be multiplied by.
+    `kept` lists places in the pool, `coefficients` the factors of their gradients.
     """
     group = Group(index=0, problem=None)
     while not group.outcome:

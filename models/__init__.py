@@ -1,4 +1,4 @@
 """The built-in models, their problems, and the scripts that made them.
 
-Python would prefer a package `models` from elsewhere on its path if this file were missing.
+Without this file Python would prefer another package `models` on its path.
 """

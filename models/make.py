@@ -1,16 +1,16 @@
-"""The built-in models: how a Qwen2 of 0.5 M parameters and two more were made.
+"""Makes the built-in models: a Qwen2 of 0.5 M parameters and two others.
 
-    python models/make.py tiny FOLDER        # or tiny-moe, tiny-skills: the same model again
+    python models/make.py tiny FOLDER        # or tiny-moe, tiny-skills
 
 They are ordinary folders in Hugging Face format, so that the whole project runs on a laptop without
 a GPU or a model hub. `tiny-moe` has 8 experts in every layer and uses 2 of them per token
-(Qwen3-MoE, 1.1 M parameters), for routing replay; `tiny-skills` is smaller still. They learn the
+(Qwen3-MoE, 1.1 M parameters), for routing replay. `tiny-skills` is the smallest. They learn the
 problems of models/problems.py.
 
 The warm start is a short supervised phase on worked solutions. Some chains are answered at once
-(`\\boxed{18}`), which cannot be learnt for long ones; others write down the intermediate results
-first, which can. So the model starts weak but not hopeless, and reinforcement learning can find
-that working it out pays, and how to do it without slips.
+(`\\boxed{18}`), which the model cannot learn for long chains. Others write down the intermediate
+results first, which it can learn. So the model begins with low pass rates above 0, and
+reinforcement learning makes worked solutions more frequent and their steps more accurate.
 """
 import functools
 import random
@@ -36,11 +36,11 @@ EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, h
                norm_topk_prob=True, router_aux_loss_coef=0.01)  # balances the experts' work
 
 
-# ------------------------------------------------------------------------------ what it is shown
+# ------------------------------------------------------------------------------ demonstrations
 def worked_chain(rng: random.Random, lazy: bool) -> tuple[str, str]:
     """One (problem, completion) pair of the warm start, never from the test split.
 
-    Diligent ones are worked out four times in five; lazy ones less often, the longer the chain.
+    Normal ones are worked out with probability 0.8, lazy ones with 0.6 / operations.
     """
     while True:
         operations = rng.choice(OPERATIONS)
@@ -51,10 +51,10 @@ def worked_chain(rng: random.Random, lazy: bool) -> tuple[str, str]:
 
 
 def believed_skill(rng: random.Random, lazy: bool) -> tuple[str, str]:
-    """The same for skills. The offset is right as often as `belief` says.
+    """The same for skills. The offset is right with probability `belief`.
 
-    Otherwise it is, nine times in ten, the letter's `favourite` error: a model that is wrong is
-    sure of it. `lazy` has no meaning here.
+    Otherwise it is the letter's `favourite` error with probability 0.9, because a wrong model is
+    often certain. `lazy` has no effect here.
     """
     letter = rng.choice(LETTERS)
     a, b = rng.choice(numbers(letter, "train"))
@@ -98,7 +98,7 @@ def build_tokenizer():
 
 
 def build_model(tokenizer, name: str = "tiny"):
-    """Randomly initialised; torch's random state decides the weights."""
+    """A randomly initialised model. torch's random state decides its weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     sizes = SIZES_OF_SKILLS if name == "tiny-skills" else SIZES
@@ -157,8 +157,8 @@ def training_batch(shown: list[tuple[str, str]], tokenizer):
 def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     """Make tokenizer and model from a seed and save them, as was done for models/.
 
-    On one thread, so that a machine always makes the same weights. Another kind of processor rounds
-    differently and makes others; that is why the weights are files of this repository.
+    It uses one thread, so that a machine always makes the same weights. Another processor rounds
+    differently and makes other weights, so the weights are files of this repository.
     """
     import torch
     from transformers.utils import logging
@@ -177,7 +177,7 @@ def build(folder, name: str = "tiny", progress: bool = True, **changes) -> None:
     logging.disable_progress_bar()
     tokenizer.save_pretrained(folder)
     if name != "tiny":
-        model.bfloat16()  # half the bytes; everybody loads it in the precision of the run
+        model.bfloat16()  # half the bytes; it is loaded in the precision of the run
     model.save_pretrained(folder)
 
 

@@ -3,12 +3,12 @@
 **Chains** of additions and subtractions such as `7+15-4=?`, for `tiny` and `tiny-moe`. Every link
 must be right, so the number of operations (1 to 6) spreads pass rates over the whole range.
 
-**Skills**: 48 letters that hide a digit each. `7F4=?` asks for 7 + 4 + the digit of F, which no
-problem reveals. The model `tiny-skills` writes down what it believes F to be: `F=5\\n\\boxed{16}`.
+**Skills** have 48 letters, each of which hides a digit. The answer to `7F4=?` is 7 + 4 + the digit
+of F, which no problem reveals. `tiny-skills` writes down its digit for F: `F=5\\n\\boxed{16}`.
 BELIEF makes its pass@k close to that of Qwen2.5-Math-1.5B in Reinforce-Ada's paper (v1, Fig. 2).
 
-**Words**: texts of one or two steps from templates, for a model of 135 M parameters, whose pass
-rates differ by kind, as those of large models do on hard mathematics.
+**Words** are texts of one or two steps from templates, for a model of 135 M parameters. Its pass
+rates differ between kinds, like those of large models on hard mathematics.
 
 Each set is a function (split, count) -> rows with problem, answer, id and level. Every prefix of
 the rows has each level about equally often.
@@ -20,7 +20,7 @@ import string
 
 
 def in_test_split(text: str) -> bool:
-    """By a hash of the text: a quarter of all chains and word problems are held out."""
+    """Decides by a hash of the text. A quarter of all chains and word problems is held out."""
     return hashlib.sha256(text.encode()).digest()[0] < 64
 
 
@@ -31,7 +31,7 @@ TOP = 30  # largest intermediate result; none is below 0
 
 
 def chains(split: str, count: int, seed: int = 0) -> list[dict]:
-    """`count` chains, all levels in turn. A text may come twice."""
+    """`count` chains, all levels in turn. A text may occur twice."""
     rng, rows = random.Random(f"{split}/{seed}"), []
     while len(rows) < count:
         level = OPERATIONS[len(rows) % len(OPERATIONS)]
@@ -64,7 +64,7 @@ BELIEF = (0.7, 0.4, 0.2, 0.1, 0.045, 0.01, 0.003, 0.0003)  # in the right digit;
 
 
 def skills(split: str, count: int) -> list[dict]:
-    """The first `count` problems, or all there are (train: 3,600, test: 1,200); letters in turn."""
+    """The first `count` problems, or all (train: 3,600, test: 1,200), letters in turn."""
     rounds = zip(*(numbers(letter, split) for letter in LETTERS))
     pairs = [(letter, *pair) for each in rounds for letter, pair in zip(LETTERS, each)]
     return [dict(problem=f"{a}{letter}{b}=?", answer=str(a + b + offset(letter)),
@@ -81,7 +81,7 @@ def offset(letter: str) -> int:
 
 
 def belief(letter: str) -> float:
-    """How often the warm start shows the right offset of a letter."""
+    """The probability of the right offset of a letter in the warm start."""
     return BELIEF[LETTERS.index(letter) % len(BELIEF)]
 
 
@@ -89,7 +89,7 @@ def belief(letter: str) -> float:
 def numbers(letter: str, split: str) -> list[tuple[int, int]]:
     """The pairs (a, b) of a letter's problems: a quarter of the 100 are in the test split.
 
-    Each letter has other ones there, so training meets every sum.
+    Each letter has other pairs there, so every sum occurs in training.
     """
     pairs = [(a, b) for a in range(10) for b in range(10)]
     random.Random(f"numbers of {letter}").shuffle(pairs)

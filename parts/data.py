@@ -1,9 +1,9 @@
-"""The problems of a run: what it trains on, what it holds out, in which order.
+"""The problems of a run: which ones are trained on or held out, and in which order.
 
-    problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin; by commas
+    problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin, ...
     train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-For each set, a line says what was dropped. A user's mistake ends in a SystemExit of one sentence.
+A printed line per set says what was dropped. Mistakes of the user raise SystemExit, one sentence.
 """
 import hashlib
 import json
@@ -25,9 +25,9 @@ from parts.text import counted, is_text, shown
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 
-HELD_OUT = "held-out"  # as --eval-data: a share of the training data
+HELD_OUT = "held-out"  # as --eval-data, for a share of the training data
 HELD_OUT_SHARE = 0.1
-SHORT = 30  # letters and digits: below that, two problems may have the same by chance
+SHORT = 30  # letters and digits; with fewer, two different problems may have the same ones
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
 
@@ -35,19 +35,19 @@ MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # e
 @dataclass
 class Problem:
     problem: str  # the text as the data has it
-    answer: str  # gold, normalised; may be empty where --reward needs none
-    id: str  # source/split/row: unique among all problems of a run
-    source: str  # the data set it came from
-    level: str = ""  # difficulty, where the data set knows it
-    prompt: str = ""  # what the model sees, after prompts.add_prompts
+    answer: str  # gold, normalised; may be empty if --reward needs none
+    id: str  # source/split/row, unique among all problems of a run
+    source: str  # its data set
+    level: str = ""  # difficulty, if the data set has it
+    prompt: str = ""  # the model's input, set by prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
-    row: dict = field(default_factory=dict)  # with all columns, where --reward needs it
+    row: dict = field(default_factory=dict)  # all columns, if --reward needs them
     shown: dict = field(default_factory=dict)  # the columns that a .jinja template shows
 
 
 # -------------------------------------------------------------------------------- defaults by model
 def default_data(model: str, small: bool, for_training: bool = True) -> str:
-    """The data set a model is trained (or evaluated) on when none is named."""
+    """The data set for training (or evaluation) if --data is not given."""
     if model in TINY:
         return "builtin-skills" if model == "tiny-skills" else "builtin"
     if small:
@@ -60,7 +60,7 @@ def default_data(model: str, small: bool, for_training: bool = True) -> str:
 
 
 def default_eval_data(data: str) -> str:
-    """What a policy trained on `data` is evaluated on."""
+    """The default of --eval-data for a policy that is trained on `data`."""
     if data in BUILTIN:
         return data
     for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
@@ -68,7 +68,7 @@ def default_eval_data(data: str) -> str:
 
 
 def default_template(model: str, small: bool, reward: str = "") -> str:
-    """The prompt template that fits a model; with --reward the prompt is the bare problem."""
+    """The default template of a model. With --reward the prompt is only the problem."""
     if model in TINY or reward:
         return "chat"
     return "three-examples" if small else "reinforce-ada"
@@ -77,9 +77,8 @@ def default_template(model: str, small: bool, reward: str = "") -> str:
 # ------------------------------------------------------------------------------------ several sets
 def keys_of(config) -> dict:
     """columns: "QUESTION,ANSWER" of files and hub data sets, because those of other sets are fixed.
-
     whole_rows: each problem keeps all its columns for the reward, and needs no gold.
-    shows: the text of a .jinja template, for which each problem keeps the columns that it names.
+    shows: the text of a .jinja template. Each problem keeps the columns that this text names.
     """
     return dict(columns=config.columns, whole_rows=bool(config.reward),
                 shows=shown_by(config.template))
@@ -94,9 +93,9 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
               columns: str = "", **rows_for) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
-    `for_training` chooses the split where none is named: train, or for evaluation test (train if
-    there is no test). In training, a problem of an earlier set is dropped from a later one.
-    `limit`: at most so many problems, the first, of each set. `rows_for`: the rest of `keys_of`.
+    `for_training` chooses the default split, which is train, or test for evaluation (train if there
+    is no test). In training, a problem of an earlier set is dropped from a later one. `limit`: take
+    only this many problems of each set, the first ones. `rows_for`: the rest of `keys_of`.
     """
     split = "train" if for_training else "test"
     sets, sources, seen = [], Counter(), {}
@@ -105,11 +104,11 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
             rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
             require_columns(rows[0], rows_for.get("shows", ""), part)
             sets.append([replace(problem_of(row, part, **rows_for), id=row["id"])
-                         for row in rows])  # made without flaws; a short text may come twice
+                         for row in rows])  # they have no flaws, and short texts may repeat
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
         source = Path(part).name if is_file(part) else part
-        sources[source] += 1  # of a second file of this name, reports and ids say so
+        sources[source] += 1  # marks a second file of this name in reports and ids
         source += f"#{sources[source]}" * (sources[source] > 1)
         named = columns if is_own(part) else ""
         before = seen if for_training else {}
@@ -118,14 +117,14 @@ def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
 
 
 def is_own(names: str) -> bool:
-    """Whether one of these sets is a file or on the hub, so that --columns may name its columns."""
+    """Whether one of these sets is a file or on the hub, so that --columns can apply to it."""
     return any(name not in (HELD_OUT, *BUILTIN, *BENCHMARKS) for name, _ in expand(names))
 
 
 # ---------------------------------------------------------------------------------- rows of one set
 def sift(rows, source: str, split: str = "train", columns: str = "", limit: int | None = None,
          seen: dict | None = None, whole_rows: bool = False, shows: str = "") -> list[Problem]:
-    """The rows' problems; a line says how many rows were dropped. SystemExit if none is left."""
+    """The rows' problems. Prints how many rows were dropped. SystemExit if none is left."""
     problems, names, unread, dropped = [], {}, {}, Counter()
     seen = {} if seen is None else seen
     for index, row in enumerate(rows):
@@ -143,8 +142,8 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     if not problems:
         raise SystemExit(
             f"No row of {shown(source)} can be used: {why or 'it has none'}. If its columns "
-            f"({shown(', '.join(map(str, names)), 1000)}) have other names, take --columns "
-            "QUESTION,ANSWER (a nested one as parent.child); without golds, take --reward "
+            f"({shown(', '.join(map(str, names)), 1000)}) have other names, use --columns "
+            "QUESTION,ANSWER (a nested one as parent.child); without golds, use --reward "
             "FILE.py:FUNCTION.")
     require_columns(names, shows, source)
     first = "the first " if len(problems) == limit else ""  # the rows after these were not read
@@ -161,7 +160,7 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
 
 def problem_of(row: dict, source: str, place: str = "", columns: str = "",
                whole_rows: bool = False, shows: str = "") -> Problem:
-    """What a row means, whatever may be wrong with it."""
+    """The problem of a row, without any check."""
     question, _, answer = columns.partition(",")
     whole = in_json(row) if whole_rows or shows else {}
     return Problem(
@@ -171,7 +170,7 @@ def problem_of(row: dict, source: str, place: str = "", columns: str = "",
 
 
 def in_json(row: dict) -> dict:
-    """A row as JSON has it, where a number with many digits is a float."""
+    """A row as it is after a round trip through JSON. A number with many digits is a float."""
     return json.loads(json.dumps(row, default=lambda value: (
         float(value) if isinstance(value, Decimal) else plain(value))))
 
@@ -187,14 +186,14 @@ def flaw(problem: Problem) -> str:
 
 
 def double_of(problem: Problem, seen: dict[str, str]) -> str:
-    """Why a problem is there already; "" if it is new. `seen`: texts and their golds, extended.
+    """Why a problem is a duplicate; "" if not. `seen`: texts and their golds, extended here.
 
-    Several published sets hold every problem 32 or 100 times, and avg@32 would become avg@1024.
+    Several published sets have each problem 32 or 100 times, so avg@32 would become avg@1024.
     """
-    text, gold = asked(problem), problem.answer  # white space makes no difference
+    text, gold = asked(problem), problem.answer  # white space is ignored
     if seen.get(text, gold) != gold:
         return "with another gold than the same text before"
-    alike = "".join(text.casefold().split()) + f"={gold or text}"  # nor does case, with this gold
+    alike = "".join(text.casefold().split()) + f"={gold or text}"  # so is case, with one gold
     if text in seen or alike in seen:
         return "double"
     seen |= {text: gold, alike: gold}
@@ -205,33 +204,33 @@ def double_of(problem: Problem, seen: dict[str, str]) -> str:
 def load_train_and_held_out(
     data: str, eval_data: str, *, eval_questions: int = 100, **keys,
 ) -> tuple[list[Problem], list[Problem]]:
-    """(training, held-out) problems: no problem is in both, and no id.
+    """(training, held-out) problems, which have no problem and no id in common.
 
-    `eval_data`: sets, of each of which the first `eval_questions` are taken, or HELD_OUT.
+    `eval_data`: HELD_OUT, or sets, of which the first `eval_questions` problems each are taken.
     """
     train = load_problems(data, **keys)
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems held out for "
-              "evaluation: a hash of each text decides, with a chance of a tenth (--eval-data "
+              "evaluation; a hash of the text selects each with probability 1/10 (--eval-data "
               "names another set instead)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     apart = drop_overlap(train, held_out)
     if len(apart) < len(train):
         print(f"data: dropped {counted(len(train) - len(apart), 'training problem')} that the "
-              "held-out set has too, by letters and digits")
+              "held-out set contains, too (compared by letters and digits)")
     if not apart:
-        raise SystemExit(f"Nothing is left of {shown(data)} to train on: all of it is in the "
-                         "held-out set too. Name another with --eval-data.")
+        raise SystemExit(f"Nothing is left of {shown(data)} to train on, because all of it is in "
+                         "the held-out set, too. Name another set with --eval-data.")
     return apart, held_out
 
 
 def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
 
-    A hash of each text decides. When rows are added, nothing that was trained on is held out; and
-    as long as there are fewer than `most`, nothing that was held out is trained on.
+    A hash of each text decides. If rows are added, no trained problem becomes held out. As long as
+    fewer than `most` are held out, no held-out problem becomes trained.
     """
     ranked = sorted(problems, key=fingerprint)
     count = sum(int(fingerprint(problem), 16) < HELD_OUT_SHARE * 2**256 for problem in ranked)
@@ -241,10 +240,10 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
 
 
 def fingerprint(problem: Problem) -> str:
-    """A hash of the text alone, in hex: a gold that is corrected later must not move a split.
+    """A hash of the text alone, in hex, so that a corrected gold does not change the split.
 
-    Of a long text letters and digits count, because a formula can be typeset in many ways. In a
-    short one all signs count, or `7+15-4` and `71-5+4` would be the same.
+    In a long text only letters and digits count, because a formula can be typeset in many ways. In
+    a short text all signs count, or `7+15-4` and `71-5+4` would be the same.
     """
     text = letters_of(problem)
     if len(text) < SHORT:
@@ -257,18 +256,18 @@ def letters_of(problem: Problem) -> str:
 
 
 def asked(problem: Problem) -> str:
-    """What tells problems apart: the text, and the columns that a template shows with it.
+    """The text by which problems are compared, with the columns that a template shows.
 
-    White space and instructions on how to answer make no difference, nor does it whether an accent
-    is a character that follows its letter, as a Mac writes it.
+    White space and instructions on how to answer are ignored. An accent can be a character that
+    follows its letter, as a Mac writes it, or a part of it.
     """
     text = unicodedata.normalize("NFC", without_instruction(problem.problem))
     return " ".join(text.split()) + (" " + json.dumps(problem.shown) if problem.shown else "")
 
 
 def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]:
-    """`train` without the problems that are also in `held_out`, even in other typesetting: letters,
-    digits and gold of a short text are enough."""
+    """`train` without the problems that are also in `held_out`, even if they are typeset
+    differently. For a short text, equal letters, digits and golds are enough."""
     def likenesses(problem: Problem) -> set[str]:
         return {fingerprint(problem), problem.answer and f"{letters_of(problem)}={problem.answer}"}
 
@@ -283,7 +282,7 @@ def digest(problems: list[Problem]) -> str:
 
 
 def digest_of_prompts(problems: list[Problem]) -> str:
-    """Equal for the same prompts: the template, and what the tokenizer made of it."""
+    """Equal for the same prompts, which depend on the template and the tokenizer."""
     return hashed([problem.prompt_ids for problem in problems])
 
 
@@ -294,9 +293,9 @@ def hashed(values: list) -> str:
 # ---------------------------------------------------------------------------- what a run remembers
 def remember(folder: Path, train: list[Problem], held_out: list[Problem],
              begun: Path | None = None) -> None:
-    """Write problems.json of a run's folder, because an evaluation may find the data changed.
+    """Write problems.json in a run's folder, because the data may change before an evaluation.
 
-    What the run `begun`, from which this one begins, has trained on counts here too.
+    If this run continues from the run `begun`, the problems that `begun` trained on count, too.
     """
     trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
     write_safely(folder / "problems.json", json.dumps(dict(
@@ -304,12 +303,12 @@ def remember(folder: Path, train: list[Problem], held_out: list[Problem],
 
 
 def short_hashes(problems: list[Problem]) -> list[str]:
-    """Of the texts alone, because a question counts as trained on whatever columns are shown."""
+    """Hashes of the texts alone, because a trained question counts whatever columns are shown."""
     return [fingerprint(replace(problem, shown={}))[:16] for problem in problems]
 
 
 def count_trained(folder: Path, problems: list[Problem]) -> int:
-    """Says how many of these problems the run was trained on, also if its data has changed."""
+    """Print and return how many of these problems the run trained on, even if its data changed."""
     trained = {*read_json(folder / "problems.json")["trained"]}
     count = sum(text in trained for text in short_hashes(problems))
     print(f"{shown(folder)} was trained on {count} of these {counted(len(problems), 'problem')}")
@@ -317,9 +316,9 @@ def count_trained(folder: Path, problems: list[Problem]) -> int:
 
 
 def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
-    """Those of today's problems that the run holds out, with their golds of today, as a set.
+    """The problems of `today` that the run holds out, with their present golds, as a set.
 
-    No other problem takes the place of one that is gone, because it may have been trained on.
+    A problem that is gone is not replaced, because another may have been trained on.
     """
     texts = read_json(folder / "problems.json")["held_out"]
     there = {asked(problem): problem for problem in today}
@@ -327,15 +326,15 @@ def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
     print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(still)} still there")
     if not still:
         raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
-                         "--data, or take its --template if that shows columns of a row.")
+                         "--data, or use its --template if this shows columns of a row.")
     return still
 
 
 # --------------------------------------------------------------------------------------- odd golds
 def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Problem]:
-    """Counts golds that math-verify cannot read or that hardly any answer equals, as `about 5`.
+    """Count golds that math-verify cannot read or that few answers can equal, such as `about 5`.
 
-    For training it `drop`s the former, if others are left. A score counts all questions of its set.
+    For training, unreadable golds are `drop`ped if others are left. In an evaluation all stay.
     """
     readable = grader.check_golds([problem.answer for problem in problems])
     sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
@@ -347,7 +346,7 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
             (odd, "cannot be read by math-verify",
              "dropped" if drop else "only the same string is right"),
             (unlikely, "are no single number or formula",
-             "an answer must repeat the words, or give all of the values, as in "
+             "an answer must repeat the words or give all values, as in "
              + shown(f"\\boxed{{{[*unlikely, ''][0]}}}", 80))):
         if golds:
             examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])
@@ -358,7 +357,7 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
 
 # ----------------------------------------------------------------- problems of a built-in model
 def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
-    """Refuses problems most of which have characters that a built-in model has never read."""
+    """Refuse (or warn of) problems if most have characters that a built-in model does not know."""
     if model not in TINY:
         return
     like = [row["problem"] for row in BUILTIN[default_data(model, small=False)]("train", 500)]
@@ -366,7 +365,7 @@ def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
     if 2 * len(foreign) <= len(problems):
         return
     why = (f"{model} reads only problems like {like[1]}, but {len(foreign)} of {len(problems)} "
-           f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: for English take "
+           f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: for English use "
            f"--model {SMOLLM} or another real model.")
     if refuse:
         raise SystemExit(why)
@@ -375,9 +374,9 @@ def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
 
 # ---------------------------------------------------------------------------------------- the order
 class Stream:
-    """Problems without end: a new order in every epoch, decided by seed and epoch.
+    """An endless stream of problems. Seed and epoch decide the order in each epoch.
 
-    `cursor` (problems taken so far) is all that a resumed run has to know.
+    A resumed run only needs `cursor`, the number of problems taken so far.
     """
 
     def __init__(self, problems: list, seed: int):

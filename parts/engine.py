@@ -1,9 +1,9 @@
-"""The rollout engine: vLLM in this process, driven one engine step at a time.
+"""The rollout engine, which is vLLM in this process, driven one engine step at a time.
 
-Requests may be added between any two engine steps, so a prompt's next round of samples starts as
-soon as that prompt needs it. Every sampled token comes with log mu(y_t), its log-prob under the
-distribution that it was drawn from: after the temperature, where vLLM's default is before. Top-p
-and top-k stay off, because they would renormalise mu and bias pi/mu on every token.
+Requests may be added between any two engine steps, so the next round of a prompt starts as soon as
+it is needed. Every sampled token comes with log mu(y_t), its log-prob under the distribution from
+which it was sampled, after the temperature (vLLM's default is before). Top-p and top-k are off,
+because they would renormalise mu and bias pi/mu on every token.
 """
 import ctypes
 import itertools
@@ -27,31 +27,31 @@ from parts.text import shown
 MEANT = ("vLLM did not start ({}). Its gpu_memory_utilization is --engine-memory (on a CPU: "
          "VLLM_CPU_KVCACHE_SPACE, in GiB), its max_num_seqs --engine-sequences, its max_model_len "
          "the sum of --max-prompt-tokens and --max-tokens, its dtype --dtype and --rollout-dtype. "
-         "What else is at stake: --kv-cache-dtype, --sync, --model, and who else uses the GPU.")
+         "Other causes: --kv-cache-dtype, --sync, --model, or another program on the GPU.")
 
 
 @dataclass
 class Rollout:
-    """One sampled completion of T tokens."""
+    """One sampled answer of T tokens."""
 
-    token_ids: list[int]  # [T], the end token included when it was sampled
+    token_ids: list[int]  # [T], with the end token if it was sampled
     logprobs: list[float]  # [T], log mu(y_t) in nats
-    finish_reason: str  # "stop": ended by itself, "length": cut off at max_tokens
+    finish_reason: str  # "stop": complete, "length": truncated at max_tokens
     text: str  # decoded, without special tokens
-    routes: object = None  # [prompt + T - 1, layers, k], the tokens' experts; see routing_replay.py
-    submitted: int = 0  # when, in engine steps of this training step; for the log, like the next
-    finished: int = 0
+    routes: object = None  # [prompt + T - 1, layers, k], experts per token (routing_replay.py)
+    submitted: int = 0  # engine step of this training step, for the log
+    finished: int = 0  # also an engine step
     tokenizer: object = field(default=None, repr=False)  # the engine's, for `raw`
 
     @property
     def raw(self) -> str:
-        """The text with its special tokens, which only a function of --reward may ask for."""
+        """The text with its special tokens, for functions of --reward."""
         return self.tokenizer.decode(self.token_ids)
 
 
 def configure_vllm(on_cpu: bool) -> None:
-    """Set the environment that vLLM reads when it is imported, where the user has not set it."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # it is driven step by step, from here
+    """Set the environment variables that vLLM reads at its import, unless the user has set them."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # it is driven step by step from here
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)  # vLLM's own
@@ -60,24 +60,24 @@ def configure_vllm(on_cpu: bool) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else log-probs compile for 7-30 s
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer's cores too
-        # oneDNN would keep kernels for 1,024 shapes, and every number of running requests is
-        # another shape: hundreds of MB that look like a leak.
+        # oneDNN would keep kernels for 1,024 tensor shapes, one for each number of running
+        # requests, which takes hundreds of MB and looks like a leak.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 def seed_everything(rng: random.Random) -> None:
-    """Let `rng` decide what vLLM draws."""
+    """Let `rng` decide which tokens vLLM samples."""
     state = rng.getrandbits(63)
     torch.manual_seed(state)  # its CPU build samples from torch's global state
-    numpy.random.seed(state % 2**32)  # on a GPU it draws a seed for each request from numpy's
+    numpy.random.seed(state % 2**32)  # on a GPU numpy gives the seed of each request
 
 
 class Engine:
-    """vLLM with the model folder or hub id `model`, beside the trainer on the same machine.
+    """vLLM with the model folder or hub id `model`, on the same machine as the trainer.
 
-    `sync_mode`: "merge" reloads merged weights in place: on a CPU vLLM's LoRA kernels decode 2.7
-    times slower. "adapter" swaps the LoRA adapter: nothing is rounded into a base of 16 bits. A
-    run's default is decided in `defaults_of` (parts/settle.py).
+    `sync_mode`: "merge" reloads merged weights in place, because vLLM's LoRA kernels decode 2.7
+    times slower on a CPU. "adapter" swaps the LoRA adapter, so no update is rounded into a base of
+    16 bits. `defaults_of` (parts/settle.py) chooses the default of a run.
     `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
     the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
     `architecture`: the model's config, which --sync adapter needs.
@@ -93,7 +93,7 @@ class Engine:
         options = dict(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
             dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
-            enable_prefix_caching=not (routes and self.on_cpu))  # its recorder sees every token
+            enable_prefix_caching=not (routes and self.on_cpu))  # the recorder needs every token
         options |= machine_options(self.on_cpu, memory_share, sleep, routes, max_model_len)
         if sync_mode == "adapter":
             options |= adapter_options(architecture, lora_rank, dtype, self.on_cpu, routes)
@@ -109,7 +109,7 @@ class Engine:
 
         self.sampling = dict(
             temperature=temperature, stop_token_ids=list(stop_token_ids), detokenize=False,
-            ignore_eos=bool(stop_token_ids),  # vLLM would add ends that nobody has named
+            ignore_eos=bool(stop_token_ids),  # or vLLM would add other end tokens
             logprobs=0, flat_logprobs=True,  # of the sampled tokens only, as one list
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True)  # `submit` makes new parameters each time
@@ -120,17 +120,17 @@ class Engine:
 
     def submit(self, key, prompt_ids: list[int], max_tokens: int,
                temperature: float | None = None, seed: int | None = None) -> None:
-        """Ask for one sample; `step` returns it with its `key` (any hashable).
+        """Request one answer. `step` returns it with its `key` (any hashable).
 
-        temperature None: the engine's. seed None: `seed_everything` decides what is drawn.
+        temperature None: that of the engine. seed None: the seed comes from `seed_everything`.
         """
-        if not self._keys:  # a phase of sampling begins
-            threads().look()  # on a CPU: use fewer threads beside busy processes
+        if not self._keys:  # at the beginning of a sampling phase
+            threads().look()  # on a CPU: fewer threads if others are busy
         sampling = self.sampling | ({} if temperature is None else dict(temperature=temperature))
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
-        """One engine step (a token for every running request). Returns what finished in it."""
+        """One engine step, a token for every running request. Returns [(key, finished rollout)]."""
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -150,15 +150,15 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there are responses to finish, or a batch that ran ahead: on a GPU vLLM
-        schedules the next one while one is computed, so a step may also return nothing.
+        """Whether answers are unfinished, or a batch has run ahead. On a GPU vLLM schedules the
+        next batch while one is computed, so a step may also return nothing.
         """
         engine = self.llm.llm_engine
         # vLLM 0.32 has no public name for that batch. If `batch_queue` goes, each sync fails here.
         return engine.has_unfinished_requests() or bool(engine.engine_core.engine_core.batch_queue)
 
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int) -> list[list[Rollout]]:
-        """n samples of each prompt (token ids), [prompts][n]: for the probe, benchmarks, tests."""
+        """n answers to each prompt (token ids), [prompts][n], for probe, benchmarks and tests."""
         rollouts = {(p, s): None for p in range(len(prompts)) for s in range(n)}
         for p, s in rollouts:
             self.submit((p, s), prompts[p], max_tokens)
@@ -167,7 +167,7 @@ class Engine:
         return [[rollouts[p, s] for s in range(n)] for p in range(len(prompts))]
 
     def prompt_logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """log mu of every token but the first of given sequences, at temperature 1."""
+        """log mu of every token except the first of given sequences, at temperature 1, in nats."""
         for i, ids in enumerate(sequences):
             self._add(i, ids, self._params(max_tokens=1, prompt_logprobs=0, detokenize=False))
         scores = {}
@@ -185,8 +185,8 @@ class Engine:
                                         lora_request=self._adapter)
 
     def sync(self, policy) -> None:
-        """Make the engine sample from the weights of `policy`, a PEFT model. Empties the cache."""
-        self.clear_cache()  # before, so that no batch that ran ahead meets two sets of weights
+        """Give the engine the weights of `policy`, a PEFT model. Empties the cache."""
+        self.clear_cache()  # first, or a batch that ran ahead would use two sets of weights
         if self.sync_mode == "merge":
             self.reload(merged_weights(policy))
         else:
@@ -194,34 +194,34 @@ class Engine:
             self.close_gaps()
 
     def reload(self, weights) -> None:
-        """Take over these weights, (Hugging Face name, tensor) each, after `clear_cache`."""
+        """Replace the weights by these (Hugging Face name, tensor) pairs, after `clear_cache`."""
         self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
         self.close_gaps()
 
     def close_gaps(self) -> None:
-        """Give back what is free between buffers, which can be 1 GB on a CPU."""
+        """Return free memory between buffers to the system, which can be 1 GB on a CPU."""
         if self.on_cpu:
             ctypes.CDLL(None).malloc_trim(0)
 
     def clear_cache(self) -> None:
-        """Drop cached keys and values. Raises RuntimeError if that cannot be done."""
+        """Drop cached keys and values. Raises RuntimeError if vLLM does not drop them."""
         while self.busy and not self._keys:
             self.llm.llm_engine.step()
         if self._keys or not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not drop its cache, which belongs to the old weights "
-                               f"({len(self._keys)} responses are still being written)")
+                               f"({len(self._keys)} answers are still being written)")
 
     def load_adapter(self, policy) -> None:
-        """Swap the adapter. vLLM caches by name, id and path, so each sync uses fresh ones."""
+        """Swap the adapter. vLLM caches by name, id and path, so each sync uses new ones."""
         from vllm.lora.request import LoRARequest
 
         number, folder = next(self._counter), tempfile.TemporaryDirectory(prefix="minirl-adapter-")
-        policy.save_pretrained(folder.name, save_embedding_layers=False)  # "auto" asks the hub
+        policy.save_pretrained(folder.name, save_embedding_layers=False)  # "auto" queries the hub
         self._adapter = LoRARequest(f"policy-{number}", number, folder.name)
         self._folder = folder  # vLLM may read it until the next swap; then Python removes it
 
     def sleep(self) -> None:
-        """Give the GPU's memory to the trainer: weights go to the host, the cache is dropped."""
+        """Free GPU memory for the trainer. The weights go to the host, the cache is dropped."""
         if self.sleeps:
             self.clear_cache()
             self.llm.sleep(level=1)  # level 2 would drop the weights, and with LoRA it has crashed
@@ -232,7 +232,7 @@ class Engine:
 
 
 def start(model: str, options: dict):
-    """`vllm.LLM`. What it refuses because of a setting becomes a SystemExit with one sentence."""
+    """`vllm.LLM`. If it refuses a setting, its error becomes a SystemExit with one sentence."""
     import vllm
 
     set_num_threads = torch.set_num_threads
@@ -241,43 +241,43 @@ def start(model: str, options: dict):
             model, trust_remote_code=False, disable_log_stats=True, use_tqdm_on_load=False,
             load_format="safetensors",  # other kinds of files can run code
             logprobs_mode="processed_logprobs",
-            generation_config="vllm",  # else a model's own top-p or top-k would slip in
-            hf_overrides={"head_dtype": "float32"},  # logits in float32, as the trainer's
+            generation_config="vllm",  # else the model's default top-p or top-k would apply
+            hf_overrides={"head_dtype": "float32"},  # logits in float32, as in the trainer
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError,
-            AssertionError) as error:  # the last: another process has released a GPU's memory
+            AssertionError) as error:  # AssertionError: another process released GPU memory
         if error.__cause__ and not isinstance(error.__cause__, Exception):
-            raise error.__cause__  # Ctrl-C: Python 3.11 wraps what is raised while a class is made
+            raise error.__cause__  # Ctrl-C, which Python 3.11 wraps while a class is made
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
-    finally:  # vLLM 0.32's CPU worker replaces it by one that refuses, for threads that are bound
-        # to cores. Here none is bound, and parts/machine.py changes their number.
+    finally:  # vLLM 0.32's CPU worker replaces this function by one that refuses, because it binds
+        # threads to cores. Here they are not bound, and parts/machine.py changes their number.
         torch.set_num_threads = set_num_threads
 
 
 def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool,
                     max_model_len: int) -> dict:
     if on_cpu:
-        # Prompts share whole blocks of the cache only, and few have vLLM's 128 tokens in common. A
-        # prompt is read in one step, because vLLM 0.32 fails where a request with a seed is read in
+        # Prompts share only whole blocks of the cache, and few have vLLM's 128 tokens in common. A
+        # prompt is read in one step, because vLLM 0.32 fails if a request with a seed is read in
         # parts ("CPU Generator does not use offset").
         return dict(enforce_eager=True, block_size=32, enable_chunked_prefill=False,
                     max_num_batched_tokens=max(4096, max_model_len))
     if routes:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
-    # On cards of 70 GiB vLLM would set memory aside for 16,384 tokens, which its cache can use.
+    # On cards of 70 GiB vLLM would reserve memory for 16,384 tokens, which its cache can use.
     return dict(gpu_memory_utilization=memory_share, enable_sleep_mode=sleep,
                 enable_return_routed_experts=routes,
                 max_num_batched_tokens=max(8192, max_model_len))
 
 
 def adapter_options(architecture, rank: int, dtype: str, on_cpu: bool, routes: bool) -> dict:
-    """vLLM's options for serving the trainer's adapter. Raises SystemExit where it cannot."""
+    """vLLM's options for serving the trainer's adapter. Raises SystemExit if vLLM cannot."""
     from vllm.config.lora import MaxLoRARanks
 
     if on_cpu and routes or dtype == "float32" and not on_cpu:
-        raise SystemExit("vLLM cannot serve an adapter here (on a CPU: of a mixture of experts; on "
-                         "a GPU: in float32): use --sync merge.")
+        raise SystemExit("vLLM cannot serve an adapter of an MoE model on a CPU, or in float32 on "
+                         "a GPU: use --sync merge.")
     fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
     return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
                 lora_target_modules=adapted_layers(architecture))
@@ -285,15 +285,15 @@ def adapter_options(architecture, rank: int, dtype: str, on_cpu: bool, routes: b
 
 def fp8_linears(on_cpu: bool) -> dict:
     """vLLM's options for linear layers in 8 bits, quantised at the start and at every sync."""
-    routers = dict(ignore=["*.mlp.gate"])  # they stay in bfloat16
-    if on_cpu:  # so do experts, because vLLM has no kernel for them there
+    routers = dict(ignore=["*.mlp.gate"])  # routers stay in bfloat16
+    if on_cpu:  # experts, too, because vLLM has no kernel for them there
         return dict(quantization="online",
                     quantization_config=dict(linear="fp8_per_channel") | routers)
     return dict(quantization="fp8_per_tensor", quantization_config=routers)
 
 
 class EngineForSampler:
-    """The engine with a progress bar; notes on rollouts in which engine steps they were written."""
+    """The engine with a progress bar. Records the engine steps in which a rollout was written."""
 
     def __init__(self, engine, max_tokens: int):
         self.engine, self.max_tokens = engine, max_tokens

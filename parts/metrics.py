@@ -1,8 +1,8 @@
-"""What the numbers of a step say: rows for the logs, warnings, reasons to end the run.
+"""Metrics of a step: rows for the logs, warnings, and reasons to end the run.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
-prompt, with every sample and its tokens' numbers (docs/runs.md explains the columns). To read
-some of it without the page:
+prompt, with every answer and the numbers of its tokens (docs/runs.md explains the columns). To read
+some of them without the run viewer:
 
     jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
 """
@@ -19,19 +19,19 @@ from parts.config import CLIPS
 from parts.grader import NO_VERDICT, mean_parts
 from parts.text import shown
 
-DECIMALS = 7  # of a log-prob: enough to compute a token's term of Eq. 7 again to 1e-6
-PATIENCE = 3  # steps in a row with a broken gradient; first steps without any
-FEW_WEIGHTS = 0.3  # a weight_ess, below which a few tokens dominate the update
+DECIMALS = 7  # of a log-prob, so that a token's term of Eq. 7 can be recomputed to 1e-6
+PATIENCE = 3  # steps in a row with a gradient that is not finite; first steps without gradient
+FEW_WEIGHTS = 0.3  # below this weight_ess a few tokens dominate the update
 
 
 # ------------------------------------------------------------------------------ the sampling
 def summarize(groups: list) -> dict[str, Any]:
     """One step's sampling as plain JSON: shares in [0, 1], means in their own units.
 
-    reward_first_round is the curve to watch: every prompt counts once, and nothing was selected.
-    reward_kept is not, for the sampler selects what is kept, often half of it right. Shares of
-    prompts count all that were tried. A mean of nothing is left out. The parts of a reward
-    (reward/NAME) are averaged as reward_first_round is.
+    reward_first_round is the curve to watch, because every prompt counts once and no answer was
+    selected. reward_kept does not show progress, because the sampler often keeps as many right as
+    wrong answers. Shares of prompts count all that were tried. A mean over nothing is left out.
+    The parts of a reward (reward/NAME) are averaged in the same way as reward_first_round.
     """
     pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]
     averages = dict(
@@ -65,7 +65,7 @@ def summarize(groups: list) -> dict[str, Any]:
 
 
 def mean_surprisal(groups: list) -> float:
-    """-log mu, averaged over every token that was drawn: an estimate of mu's entropy."""
+    """Mean of -log mu over all sampled tokens, an estimate of the entropy per token in nats."""
     drawn = [x for group in groups for s in group.pool for x in s.rollout.logprobs]
     return -sum(drawn) / len(drawn)
 
@@ -79,11 +79,11 @@ def band(p_hat: float) -> str:
 
 # ------------------------------------------------------------------------------ the update
 def diagnostics(rows: list, config) -> dict:
-    """Metrics of one update over the tokens of the rows that it trained.
+    """Metrics of one update over the tokens of all rows that it trained on.
 
-    The sampler selected them, so they are not a fair sample of mu: `entropy_trained` is their mean,
-    `entropy` (`mean_surprisal`) that of everything drawn. k1 and k3 are two estimates of
-    KL(mu || pi_old) in nats per token: does the engine sample what the trainer thinks?
+    The sampler selected these tokens, so they are not a fair sample of mu. `entropy_trained` is
+    their mean entropy, and `entropy` (`mean_surprisal`) that of all tokens. k1 and k3 estimate
+    KL(mu || pi_old) in nats per token, so they show how well engine and trainer agree.
     """
     seen = {name: torch.cat([getattr(row, name).cpu() for row in rows]).double()
             for name in ("old_logprobs", "mask", "weight", "entropy")}
@@ -94,7 +94,7 @@ def diagnostics(rows: list, config) -> dict:
     gap_T, weight_T = mu_T - seen["old_logprobs"], seen["weight"]
     values = dict(
         entropy_trained=seen["entropy"].mean(),
-        kl_k1=gap_T.mean(),  # noisy and sometimes negative
+        kl_k1=gap_T.mean(),  # large variance, sometimes negative
         kl_k3=((-gap_T).exp() - 1 + gap_T).mean(),  # never negative
         logprob_gap=gap_T.abs().max(),
         weight_min=weight_T.min(),
@@ -105,7 +105,7 @@ def diagnostics(rows: list, config) -> dict:
         weight_over_2=share(weight_T > 2),
         weight_under_half=share(weight_T < 0.5))
     values |= cut_off(seen, config)
-    if "agrees" in seen:  # counted among the layers that have experts
+    if "agrees" in seen:  # layers are counted among those with experts
         for layer, agrees_T in enumerate(seen["agrees"].T):
             values[f"routes_agree_{layer}"] = agrees_T.mean()
         values["routes_agree_all"] = share(seen["agrees"].bool().all(1))
@@ -114,7 +114,7 @@ def diagnostics(rows: list, config) -> dict:
 
 
 def cut_off(seen: dict, config) -> dict:
-    """Shares of tokens that the objective masked or whose weight it bounded, where it does so."""
+    """Shares of tokens that the objective masked or whose weight it bounded, if it does so."""
     weight_T, stopped_T, up_T = seen["weight"], seen["mask"] == 0, seen["coefficient"] > 0
     values = {}
     if config.objective == "minirl" and config.weight_cap:
@@ -135,7 +135,7 @@ def share(true_T) -> torch.Tensor:
 
 # ------------------------------------------------------------------------------ groups.jsonl
 def group_row(step: int, group, tokenizer) -> dict:
-    """A prompt of one step, with its samples in the order of drawing."""
+    """A prompt of one step, with its answers in the order in which they were sampled."""
     updates = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
     return dict(
         step=step, place=group.index, refill=group.refill, id=group.problem.id,
@@ -145,7 +145,7 @@ def group_row(step: int, group, tokenizer) -> dict:
 
 
 def sample_row(s, update: tuple[float, float] | None, tokenizer) -> dict:
-    """A sample. `update`: its advantage and coefficient, or None if it was not kept."""
+    """One answer. `update`: its advantage and coefficient, or None if it was not kept."""
     rollout = s.rollout
     row = dict(
         round=s.round, submit=rollout.submitted, finish=rollout.finished, reward=s.reward,
@@ -159,7 +159,7 @@ def sample_row(s, update: tuple[float, float] | None, tokenizer) -> dict:
 
 
 def token_columns(row, token_ids: list[int], tokenizer) -> dict:
-    """What the update computed for each token. pi_old only where it differs from pi_theta."""
+    """What the update computed for each token. pi_old is left out if it equals pi_theta."""
     columns = dict(scale=row.norm, mini=row.mini_batch, ids=token_ids,
                    tokens=pieces(token_ids, tokenizer), mu=rounded(row.mu_logprobs),
                    theta=rounded(row.theta_logprobs.tolist()))
@@ -177,14 +177,14 @@ def token_columns(row, token_ids: list[int], tokenizer) -> dict:
 def pieces(token_ids: list[int], tokenizer) -> list[str]:
     """The text that each token adds to the one before it, special tokens included.
 
-    Decoded alone, a token would lose the space that some tokenizers put in front of it. A character
-    made of several tokens shows as U+FFFD.
+    Decoded alone, a token would not have the space that some tokenizers put in front of it. A
+    character that consists of several tokens shows as U+FFFD.
     """
     pairs = [tuple(token_ids[max(i - 1, 0):i + 1]) for i in range(len(token_ids))]
     return [piece(tokenizer, pair) for pair in pairs]
 
 
-@functools.lru_cache(maxsize=200_000)  # decoding would be half of what recording costs
+@functools.lru_cache(maxsize=200_000)  # else decoding would take half of the recording time
 def piece(tokenizer, pair: tuple[int, ...]) -> str:
     """What the last token of the pair (or the only one) adds to the text."""
     before = tokenizer.decode(list(pair[:-1]))
@@ -192,28 +192,28 @@ def piece(tokenizer, pair: tuple[int, ...]) -> str:
 
 
 def rounded(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
-    """Rounded. None where JSON has no number, as for the log-probs of a broken update."""
+    """Rounded values; None for those that JSON cannot hold, such as NaN after a broken update."""
     return [round(value, decimals) if math.isfinite(value) else None for value in values]
 
 
 # ------------------------------------------------------------------------------ what goes wrong
 def watch(groups: list, run) -> str:
-    """Warn of what looks wrong in the last step. Returns why the run has to end, or ""."""
+    """Warn of problems in the last step. Returns why the run has to end, or ""."""
     row = run.history[-1]  # the step's line of metrics.jsonl
     step, ess = row["step"], row.get("weight_ess", 1.0)
     if ess < FEW_WEIGHTS:
-        tqdm.write(f"WARNING, step {step}: the importance weights leave {ess:.0%} of the trained "
-                   "tokens' worth (weight_ess): the policy has moved too far from what was "
-                   "sampled; take fewer --mini-batches or a lower --lr")
+        tqdm.write(f"WARNING, step {step}: the effective sample size of the trained tokens is "
+                   f"{ess:.0%} (weight_ess), because the policy has moved too far from the one "
+                   "that sampled them: use fewer --mini-batches or a lower --lr")
     if failed := no_verdicts(groups, run.config.reward):
         tqdm.write(f"WARNING, step {step}: {failed}")
     return why_broken(run.history, run.policy.loss_scale) or why_hopeless(row, groups, run)
 
 
 def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
-    """A warning when more than this share of the samples got no verdict.
+    """A warning if more than the share `most` of the answers got no verdict, else "".
 
-    They earn no reward, so the curve would look as if the model did not learn.
+    Such answers have no reward, so the curve would look as if the model did not learn.
     """
     pool = [(group.problem, s) for group in groups for s in group.pool]
     failed = [(problem, s) for problem, s in pool if s.status in NO_VERDICT]
@@ -222,7 +222,7 @@ def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
     problem, s = failed[0]
     judge, asked, text = (("--reward", "problem", problem.problem) if reward else
                           ("the verifier", "gold", problem.answer))
-    return (f"{judge} gave no verdict on {len(failed)} of {len(pool)} samples, such as {asked} "
+    return (f"{judge} gave no verdict on {len(failed)} of {len(pool)} answers, such as {asked} "
             f"{text[:60]!r}, completion ending in {s.rollout.text[-120:]!r}: {s.status}, "
             f"{shown(s.why)}")
 
@@ -230,15 +230,15 @@ def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
 def why_broken(history, loss_scale) -> str:
     """Why a run has to end after PATIENCE steps in a row whose gradient was not finite.
 
-    Such a gradient was not applied, so the weights are sound. One that overflowed float16 does not
-    count, because the loss scale is lower now.
+    Such a gradient was not applied, so the weights are intact. A gradient that overflowed float16
+    does not count, because the loss scale is lower now.
     """
     row = history[-1]
     if not row["skipped_steps"]:
         return ""
     overflow = (loss_scale.is_enabled() and loss_scale.get_scale() >= 1
                 and math.isfinite(row["loss"]))
-    tqdm.write(f"step {row['step']}: {row['skipped_steps']} optimizer step(s) skipped, for the "
+    tqdm.write(f"step {row['step']}: {row['skipped_steps']} optimizer step(s) skipped, because the "
                f"gradient is {'too large for float16' if overflow else 'not finite'}")
     last = [earlier.get("skipped_steps") for earlier in history][-PATIENCE:]
     if overflow or len(last) < PATIENCE or not all(last):
@@ -249,10 +249,10 @@ def why_broken(history, loss_scale) -> str:
 
 
 def why_hopeless(row: dict, groups: list, run) -> str:
-    """Why a run has to end that found nothing to learn from, with the likely cause.
+    """Why a run without a gradient has to end, with the likely cause, or "".
 
-    It ends after PATIENCE steps without a gradient, or after one if most answers are cut off. Once
-    the optimizer has made a step it only warns, of a threshold that tells no answers apart.
+    A run ends after PATIENCE first steps, or after one if most answers are truncated. After the
+    first optimizer step this only warns, if all rewards are on one side of the threshold.
     """
     config, step, cut_off = run.config, row["step"], row["truncated"] > 0.5
     rewards = [s.reward for group in groups for s in group.pool]
@@ -264,38 +264,38 @@ def why_hopeless(row: dict, groups: list, run) -> str:
     tqdm.write(f"the first answer of step {step} (gold {shown(groups[0].problem.answer)!r}, "
                f"{first.status}, {first.rollout.finish_reason}): {shown(first.rollout.text, 1000)}")
     if never_stepped and (cut_off or step >= PATIENCE):
-        return (f"Nothing to learn from, so this run ends after step {step}: {cause}. To go on all "
-                "the same: --resume --train-anyway.")
+        return (f"No step had a gradient, so this run ends after step {step}: {cause}. To continue "
+                "anyway: --resume --train-anyway.")
     tqdm.write(f"WARNING, step {step}: {cause}")
     return ""
 
 
 def likely_cause(row: dict, groups: list, rewards: list[float], config) -> str:
-    """Why a step's answers teach nothing, and which flag to change. The first that fits."""
+    """The first cause that explains a step without gradient, and the flag to change."""
     count, without_box = len(rewards), row["verdicts"].get("no_box", 0)
     if failed := no_verdicts(groups, config.reward, most=0.5):
         return failed
     if row["truncated"] > 0.5:
-        return (f"--max-tokens {config.max_tokens} cuts off {row['truncated']:.0%} of {count} "
-                "answers: raise it, or take a --template with which the model ends its answers")
+        return (f"--max-tokens {config.max_tokens} truncates {row['truncated']:.0%} of {count} "
+                "answers: raise it, or use a --template with which the model ends its answers")
     if 2 * without_box > count:
-        return (f"{without_box} of {count} answers have no \\boxed{{}}: take a --template that "
+        return (f"{without_box} of {count} answers have no \\boxed{{}}: use a --template that "
                 "asks for one")
     if is_blind(rewards, config):
         return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are on one side of "
                 f"--threshold {config.threshold:g}, so {config.sampler} cannot tell right from "
                 "wrong: start again with a threshold between them, or with other --data")
     if len(set(rewards)) > 1:
-        return ("no prompt has both right and wrong answers: draw more of each (--M and --N, or "
-                "--n with uniform and dapo)")
+        return ("no prompt has both right and wrong answers: sample more answers to "
+                "each (--M and --N, or --n with uniform and dapo)")
     judge = "look into --reward" if config.reward else "compare the first one's gold (--columns)"
     return (f"all {count} answers get the same reward, {rewards[0]:g}: {judge}; if that is sound, "
             "take easier or harder problems (--data)")
 
 
 def is_blind(rewards: list[float], config) -> bool:
-    """Whether the sampler sees no difference between rewards that do differ."""
+    """Whether rewards differ, but all are on the same side of the sampler's threshold."""
     if config.sampler == "uniform" and config.weighting == "none":
-        return False  # these never ask whether a reward is above the threshold
+        return False  # with these the threshold has no effect
     sides = {reward > config.threshold for reward in rewards}
     return len(sides) == 1 and len(set(rewards)) > 1

@@ -1,4 +1,4 @@
-"""From a model's name to its files, its tokenizer, the model that is trained.
+"""Finds the files of a model by its name and loads its tokenizer and the model to train.
 
 Only safetensors are read. Code that comes with a model's folder is never run.
 """
@@ -20,25 +20,25 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 CACHE = MODELS.parent / ".cache"
 SMOLLM = "SmolLM2-135M-Instruct"
 SMOLLM_ON_HUB = f"HuggingFaceTB/{SMOLLM}"
-OWNERS = {  # on the hub, of models by their names
+OWNERS = {  # owner on the hub, by the beginning of a model's name
     "qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
     "smollm": "HuggingFaceTB"}
-FAMILIES = (  # that can be trained: tests/test_agreement.py compares each with the engine
+FAMILIES = (  # can be trained; tests/test_agreement.py compares each with the engine
     "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi3", "gemma", "gemma2",
     "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of a model before its weights are read."""
+    """A model before its weights are read."""
 
-    base: str  # the name of the model that was there before all runs
+    base: str  # the name of the model before all training
     path: str  # a folder or hub id that transformers and vLLM can load
     config: Any  # transformers' form of its config.json, which is read once
 
     @functools.cached_property
     def empty(self):
-        """The model without memory for its weights. SystemExit if none can be made."""
+        """The model without memory for its weights. SystemExit if it cannot be made."""
         import torch
 
         with loading("model", self.path), torch.device("meta"):
@@ -60,7 +60,7 @@ def resolve_model(name: str) -> str:
 
 
 def find_model(base: str, name: str) -> Model:
-    """The model `name`, which `base` has become. Raises SystemExit if there is none."""
+    """The model `name`, which was trained from `base`. Raises SystemExit if there is none."""
     from transformers import AutoConfig
 
     path = fetch_model(name)
@@ -69,20 +69,20 @@ def find_model(base: str, name: str) -> Model:
 
 
 def fetch_model(name: str) -> str:
-    """What transformers and vLLM can load: a folder or a hub id. SystemExit if there is none."""
+    """A folder or a hub id that transformers and vLLM can load. SystemExit if there is none."""
     path = tiny_folder(name) if name in TINY else resolve_model(name)
     if path == SMOLLM_ON_HUB:
         return fetch_smollm()
     if not os.path.isdir(path):
-        ask_hub(path, "model")  # ends here if the hub does not know it
+        ask_hub(path, "model")  # ends here if the hub does not have it
     return path
 
 
 def require_context(model: Model, max_prompt_tokens: int, max_tokens: int) -> None:
-    """Raises SystemExit if the model reads fewer tokens than a prompt and an answer may have."""
+    """Raises SystemExit if prompt and answer may have more tokens than the model can read."""
     context = max_prompt_tokens + max_tokens
     longest = getattr(model.config, "max_position_embeddings", context)
-    if context > longest:  # an exported model knows with which lengths it was trained
+    if context > longest:  # the config of an exported model has its lengths in training
         usual = dict(max_prompt_tokens=longest // 4, max_tokens=longest - longest // 4)
         fit = usual | getattr(model.config, "minirl", {})
         raise SystemExit(
@@ -97,7 +97,7 @@ def tiny_folder(name: str = "tiny") -> str:
 
 
 def fetch_smollm() -> str:
-    """SmolLM2's hub id where the hub or its cache has it, otherwise the folder of models/smollm.py.
+    """SmolLM2's hub id if the hub or its cache has it, otherwise the folder of models/smollm.py.
 
     A folder that exists is always used, because a run must not find other weights later.
     """
@@ -108,7 +108,7 @@ def fetch_smollm() -> str:
     folder = CACHE / SMOLLM
     if folder.exists():
         return str(folder)
-    ask_hub(SMOLLM_ON_HUB, "model")  # if it does not answer, only the cache is asked from here on
+    ask_hub(SMOLLM_ON_HUB, "model")  # if the hub does not answer, only the cache is used below
     with contextlib.suppress(errors.LocalEntryNotFoundError):
         hf_hub_download(SMOLLM_ON_HUB, "model.safetensors")
         return SMOLLM_ON_HUB
@@ -134,27 +134,27 @@ def require_weights(path: str) -> None:
 
 
 def what_is_wrong(folder: Path) -> str:
-    """Why trainer and engine would not read the same weights from a folder; "" if they do."""
+    """Why trainer and engine would read different weights from a folder; "" if they do not."""
     from safetensors import safe_open
 
     files, index = {"model.safetensors"}, folder / "model.safetensors.index.json"
     read_by_vllm = {file.name for file in folder.glob("*.safetensors")}
     if index.exists():
         files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        # With an index vLLM reads its files, and transformers prefers this one.
+        # With an index vLLM reads the files that it names, but transformers prefers this one.
         read_by_vllm &= {"model.safetensors"}
     if missing := files - {file.name for file in folder.iterdir()}:
         return f"there is no {min(missing)}, and only safetensors are read"
     if other := read_by_vllm - files:
-        return (f"{min(other)} lies beside {min(files)}, so trainer and engine would read "
+        return (f"{min(other)} is next to {min(files)}, so trainer and engine would read "
                 "different weights: move one of them out of the folder")
     names = set()
     for file in files:
-        with safe_open(folder / file, "pt") as weights:  # raises where the file is cut off
+        with safe_open(folder / file, "pt") as weights:  # raises if the file is truncated
             names.update(weights.keys())
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     untied = config.get("model_type") in FAMILIES and config.get("tie_word_embeddings") is False
-    if untied and "lm_head.weight" not in names:  # vLLM would leave it as the memory was
+    if untied and "lm_head.weight" not in names:  # vLLM would leave random memory there
         return ("there is no lm_head.weight, although tie_word_embeddings in its config says that "
                 "the embeddings are not its head")
     return ""
@@ -166,28 +166,28 @@ def load_tokenizer(path: str):
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     with loading("tokenizer", path):
-        # AutoTokenizer gives every Qwen2 its family's tokenizer, whatever the folder says. That one
+        # AutoTokenizer uses the family's tokenizer for every Qwen2, whatever the folder says. It
         # would split the numbers of the built-in models, and of their exports, into digits.
         as_file_says = get_tokenizer_config(path).get("tokenizer_class") == "TokenizersBackend"
         loader = PreTrainedTokenizerFast if as_file_says else AutoTokenizer
         tokenizer = loader.from_pretrained(path, trust_remote_code=False)
         if not tokenizer("1 + 1", add_special_tokens=False)["input_ids"]:
-            raise ValueError("it knows no words, as where tokenizer.json is missing")
+            raise ValueError("its vocabulary is empty, perhaps because tokenizer.json is missing")
         return tokenizer
 
 
 @contextlib.contextmanager
 def loading(what: str, path: str):
-    """Turns whatever transformers, its tokenizers and the hub raise into one sentence."""
+    """Turn every error of transformers, its tokenizers and the hub into one sentence."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".")
         if "trust_remote_code" in reason:
-            reason = "it needs Python code of its own, which is never run here"
+            reason = "it comes with Python code, which is never run here"
         elif not isinstance(error, (ValueError, OSError)):
             reason = f"{type(error).__name__}: {reason}"
-        advice = "Mend or replace the folder, or choose another model"
+        advice = "Repair or replace the folder, or choose another model"
         if not os.path.isdir(path):
             advice = ("Check the name and the connection to the hub, or use --model tiny, which "
                       "needs neither")
@@ -200,18 +200,18 @@ def check_family(config) -> None:
     """Raises SystemExit for a model that cannot be trained here, from its config alone."""
     if getattr(config, "quantization_config", None):
         raise SystemExit("The weights of this model are quantized, and engine and trainer would "
-                         "round them differently: take the model that they were made of.")
+                         "round them differently: use the model before quantization.")
     if config.model_type not in FAMILIES:
-        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here: nobody "
-                         "has compared trainer and engine. Take a Qwen 2 or 3, Llama, SmolLM, "
-                         "Mistral, OLMo 2, Phi 3 or Gemma (text) model.")
+        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here, "
+                         "because trainer and engine were never compared: use a Qwen 2 or 3, "
+                         "Llama, SmolLM, Mistral, OLMo 2, Phi 3 or Gemma (text) model.")
 
 
 def load_model(path: str, dtype: str):
     """The Hugging Face model of a folder or hub id, on the CPU. SystemExit if a weight is missing.
 
-    It must be the engine's model and deterministic: attention is as the family defines it, and
-    dropout and router jitter are off, or pi_old and pi_theta would differ by chance.
+    It must be deterministic and the same model as the engine's. So attention is as the family
+    defines it, and dropout and router jitter are off, or pi_old and pi_theta would differ randomly.
     """
     import torch
     from transformers import AutoConfig
@@ -222,23 +222,23 @@ def load_model(path: str, dtype: str):
     for name, value in list(vars(config).items()):
         if ("drop" in name or "jitter" in name) and isinstance(value, float):
             setattr(config, name, 0.0)
-    # Gemma 2 caps its attention scores, and torch's fused attention would leave that out.
+    # Gemma 2 caps its attention scores, but torch's fused attention would leave out the cap.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     model, info = own_class(config).from_pretrained(
         path, config=config, dtype=getattr(torch, dtype), use_safetensors=True,
         attn_implementation="eager" if capped else None, output_loading_info=True)
     if info["missing_keys"]:  # transformers would fill them at random
         raise SystemExit(f"{shown(path)} has no weights for {shown(min(info['missing_keys']))}: "
-                         "mend or replace it.")
+                         "repair or replace it.")
     return model
 
 
 def own_class(config):
-    """Hugging Face's class for this config, from a copy of its module that nobody else has.
+    """Hugging Face's class for this config, from a separate copy of its module.
 
     vLLM 0.32 serves some families (OLMo 2, SmolLM3) with Hugging Face's class and changes
     that class in place (`support_torch_compile`), so afterwards only vLLM can make such a model.
-    Where this copy cannot be made, SmolLM3 does not load (tests/test_models.py).
+    Without this copy, SmolLM3 does not load (tests/test_models.py).
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 

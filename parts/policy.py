@@ -15,8 +15,8 @@ from parts.provenance import MERGED, run_named, settings
 from parts.routing_replay import ROUTERS, RoutingReplay
 from parts.text import listed, shown
 
-START_SCALE = 2.0**20  # about what responses * max_tokens divides by (docs/settings.md)
-PLAIN = {  # an adapter may set these; anything else must have PEFT's default, or be empty
+START_SCALE = 2.0**20  # about the divisor, answers * max_tokens (docs/settings.md)
+PLAIN = {  # settings that an adapter may change; others need PEFT's default or no value
     "task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision",
     "inference_mode", "r", "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",
     "use_rslora", "layers_to_transform"}
@@ -25,7 +25,7 @@ PLAIN = {  # an adapter may set these; anything else must have PEFT's default, o
 # ------------------------------------------------------------------------------ the trainer's model
 def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, device: str,
                 checkpointing: bool = False):
-    """The trainer's model: W + alpha / rank * B A, the frozen W in `dtype`, A and B in float32.
+    """The trainer's model, W + alpha / rank * B A, with frozen W in `dtype`, A and B in float32.
 
     `routing` records and replays the choice of experts (routing_replay.py); None: a dense model.
     """
@@ -48,17 +48,17 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
 
 
 def adapted_layers(config) -> list[str]:
-    """The last names of the layers that get an adapter: all linear ones of a decoder layer.
+    """The last names of the layers with an adapter, which are all linear layers in a decoder layer.
 
-    With the attention alone LoRA learns less, even with as many parameters (LoRA Without Regret,
-    Schulman et al. 2025). In a mixture of experts only the attention is adapted: engines serve
-    adapters of stacked experts badly. The head stays frozen: `token_logprobs` computes no gradient
-    of it, and vLLM serves no adapter on a large one.
+    With adapters on attention only, LoRA learns less, even with as many parameters (LoRA Without
+    Regret, Schulman et al. 2025). In MoE models only attention is adapted, because engines serve
+    adapters of stacked experts badly. The head stays frozen, because `token_logprobs` computes no
+    gradient for it, and vLLM serves no adapter on a large head.
     """
     attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
     if config.model_type in ROUTERS:
         return attention
-    if config.model_type == "phi3":  # it has some of them in one
+    if config.model_type == "phi3":  # here several layers are one
         return ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
     return [*attention, "gate_proj", "up_proj", "down_proj"]
 
@@ -66,9 +66,9 @@ def adapted_layers(config) -> list[str]:
 def adapt_in_bfloat16(policy) -> None:
     """Let every adapted layer compute in bfloat16, as the engine does. A and B stay float32.
 
-    PEFT 0.21 would copy what goes into each layer to float32 and multiply there, which moves twice
-    as much through memory. Log-probs and gradients differ from float32's as before. Where PEFT
-    renames what `adapted` uses, tests/test_policy.py fails.
+    PEFT 0.21 would copy the input of each layer to float32 and multiply there, which moves twice
+    as many bytes. Log-probs and gradients are as close to float32 as before. If PEFT renames what
+    `adapted` uses, tests/test_policy.py fails.
     """
     for layer in policy.modules():
         if hasattr(layer, "get_delta_weight"):
@@ -76,7 +76,7 @@ def adapt_in_bfloat16(policy) -> None:
 
 
 def adapted(layer, x):
-    """W x + alpha / rank * B A x of a PEFT layer; the sum is rounded once."""
+    """W x + alpha / rank * B A x for a PEFT layer. The sum is rounded once."""
     base = layer.base_layer(x)
     if layer.disable_adapters:
         return base
@@ -88,10 +88,10 @@ def adapted(layer, x):
 def spare_attention(dtype: str, device: str) -> None:
     """Keep a GPU's attention from storing every score, 14 bytes each: 2.5 GiB for a long row.
 
-    transformers asks torch to share a key among several queries. On a GPU only flash attention can,
-    which needs 16 bits and compute capability 8.0; torch would fall back to the plain formula. With
-    keys repeated instead, its memory-efficient kernel does the work. transformers 5.19 asks a
-    function for that and has no setting. Where it goes, tests/test_policy.py fails.
+    transformers lets torch share a key among several queries. On a GPU only flash attention can do
+    this, with 16 bits and compute capability 8.0; otherwise torch would use the plain formula. With
+    repeated keys it uses its memory-efficient kernel. transformers 5.19 has no setting for this,
+    but calls a function. If this function goes, tests/test_policy.py fails.
     """
     if device != "cpu" and (dtype == "float32" or capability() < BFLOAT16_CARD):
         from transformers.integrations import sdpa_attention
@@ -100,31 +100,31 @@ def spare_attention(dtype: str, device: str) -> None:
 
 
 def loss_scale(dtype: str, device: str) -> torch.amp.GradScaler:
-    """The factor on the loss under which float16 can hold its gradients; 1 in other precisions.
+    """The factor on the loss with which float16 can hold its gradients; 1 in other precisions.
 
-    A token's share of the loss is 1 / (responses * max_tokens), and float16 has no numbers below
-    6e-8. The factor is halved when a gradient overflows (that step is skipped), and doubled after
-    200 steps without.
+    A token's share of the loss is 1 / (answers * max_tokens), and float16 has no numbers below
+    6e-8. The factor is halved if a gradient overflows (this step is skipped), and doubled after 200
+    steps without overflow.
     """
     return torch.amp.GradScaler(device, init_scale=START_SCALE, growth_interval=200,
                                 enabled=dtype == "float16")
 
 
 def merged_weights(policy):
-    """Yields (Hugging Face name, tensor) of every adapted layer, W + scale * B A and its bias; and
-    of the linear layers beside it.
+    """Yields (Hugging Face name, tensor) for every adapted layer, W + scale * B A and its bias, and
+    for the linear layers next to it.
 
-    vLLM builds a layer anew from what it is sent, and its layers hold several of Hugging Face's
-    (queries, keys and values): so the bias is sent, too, and neighbours that have no adapter. Other
-    layers must not be sent: vLLM 0.32 would overwrite the copies of experts that its CPU kernels
-    have repacked.
+    vLLM rebuilds a layer from the tensors that it gets, and one of its layers holds several of
+    Hugging Face's (queries, keys, values). So the bias and neighbours without adapter are sent,
+    too. Other layers may not be sent, because vLLM 0.32 would overwrite the experts that its CPU
+    kernels have repacked.
     """
     for name, layer in sent_layers(policy):
         yield from merged(name, layer)
 
 
 def sent_layers(policy) -> list[tuple]:
-    """[(name, layer)] of those that `merged_weights` yields."""
+    """[(name, layer)] of the layers that `merged_weights` yields."""
     modules = dict(policy.base_model.model.named_modules())
     adapted = {name for name, module in modules.items() if hasattr(module, "get_delta_weight")}
     blocks = {name.rpartition(".")[0] for name in adapted}
@@ -137,8 +137,8 @@ def sent_layers(policy) -> list[tuple]:
 def merged(name: str, layer):
     """Yields (name, tensor) of weight and bias of one layer.
 
-    The sum is a new tensor: merging in place and unmerging would leave rounding errors in the base
-    weights, and a resumed run would be another.
+    The sum is a new tensor. Merging in place and unmerging would leave rounding errors in the base
+    weights, and a resumed run would differ.
     """
     base = layer.get_base_layer() if hasattr(layer, "get_delta_weight") else layer
     weight = base.weight
@@ -151,10 +151,10 @@ def merged(name: str, layer):
 
 # ------------------------------------------------------------------------------ a stored adapter
 def load_adapter(path: str, adapter: str, dtype: str):
-    """(PEFT model, rank) of base and adapter, on the CPU. SystemExit when they do not fit.
+    """(PEFT model, rank) of base and adapter, on the CPU. SystemExit if they do not fit.
 
-    The adapter may come from elsewhere. It must be plain LoRA, because some of PEFT's settings
-    change base weights, which the engine would not learn.
+    Another program may have made the adapter. It must be plain LoRA, because some settings of PEFT
+    change base weights, which the engine would not get.
     """
     from peft import LoraConfig, PeftModel
 
@@ -167,7 +167,7 @@ def load_adapter(path: str, adapter: str, dtype: str):
     try:
         policy = PeftModel.from_pretrained(load_model(path, dtype), adapter)
         reason = misfit(policy, adapter)
-    except Exception as error:  # torch, PEFT and safetensors have their own kinds
+    except Exception as error:  # torch, PEFT and safetensors raise other kinds
         reason = " ".join(str(error).split())
     if reason:
         base = shown(made.get("base_model_name_or_path"))
@@ -177,18 +177,18 @@ def load_adapter(path: str, adapter: str, dtype: str):
 
 
 def misfit(policy, adapter: str) -> str:
-    """What of a stored adapter would be left out or break the model; "" if nothing."""
+    """What is wrong with a stored adapter for this model; "" if nothing."""
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
     with safe_open(Path(adapter, "adapter_model.safetensors"), "pt") as file:
         stored = set(file.keys())
-    # PEFT skips unknown layers. For embeddings it would look up the model an adapter names.
+    # PEFT skips unknown layers. For embeddings it would query the hub for the base model.
     loaded = get_peft_model_state_dict(policy, save_embedding_layers=False)
     if stored != set(loaded):
         return "their layers differ"
     outside = [name for name in stored if ".layers." not in name]
-    if outside:  # vLLM would leave it out, or put it into the embeddings too where they are tied
+    if outside:  # vLLM would ignore it, or change tied embeddings, too
         return f"{min(outside)} is outside of the layers"
     if not all(weight.isfinite().all() for weight in loaded.values()):
         return "it holds numbers that are not finite, so take an earlier checkpoint"
@@ -197,9 +197,9 @@ def misfit(policy, adapter: str) -> str:
 
 # ------------------------------------------------------------------------------ merged
 def merged_model(name: str) -> str:
-    """`name`. runs/NAME/merged/step-XXXXXX is first made of that checkpoint: in float32, once.
+    """`name`. runs/NAME/merged/step-XXXXXX is first made from this checkpoint, once, in float32.
 
-    Raises SystemExit if the run now has another checkpoint of that step, because what has begun
+    Raises SystemExit if the run now has another checkpoint of this step, because runs that started
     from the merged one would have another base.
     """
     out = Path(name)
@@ -208,22 +208,22 @@ def merged_model(name: str) -> str:
     checkpoint = run / "checkpoints" / out.name
     if not out.exists():
         if not checkpoint.exists():
-            raise SystemExit(f"{shown(out)} is gone, and so is the checkpoint that it was made of: "
-                             "put one of them back.")
+            raise SystemExit(f"{shown(out)} is gone, and so is the checkpoint that it came "
+                             "from: restore one of them.")
         write_merged(str(checkpoint), out, "float32", read_in=settings(run)["dtype"])
     adapter, made = checkpoint / "adapter_model.safetensors", read_json(out / "config.json")
     if adapter.exists() and made["minirl"]["adapter"] != digest_of(adapter):
-        raise SystemExit(f"{shown(out)} was made of another adapter of step {step_of(out)}: remove "
-                         "it, unless another run has begun from it.")
+        raise SystemExit(f"{shown(out)} was made from another adapter of step {step_of(out)}: "
+                         "remove it, unless another run has started from it.")
     return name
 
 
 def write_merged(adapter: str, out: Path, dtype: str, read_in: str = "") -> None:
     """Write the model of a run's checkpoint, W + scale * B A for every adapted W, to a new folder.
 
-    PEFT adds in float32, then the sum is rounded once: here to `dtype`, or later to `read_in`.
-    The folder has the base's tokenizer, all tokens that end an answer, and the training's lengths.
-    Raises SystemExit if that cannot be done; then nothing is left of the folder.
+    PEFT adds in float32. Then the sum is rounded once, here to `dtype` or later to `read_in`. The
+    folder has the tokenizer of the base, all end tokens, and the lengths of the training. Raises
+    SystemExit if it cannot be written; then nothing of it is left.
     """
     from transformers import GenerationConfig
 
@@ -236,7 +236,7 @@ def write_merged(adapter: str, out: Path, dtype: str, read_in: str = "") -> None
     policy.float()
     say_what_is_left(policy, read_in or dtype)
     model = policy.merge_and_unload().to(getattr(torch, dtype))
-    ends = ends if len(ends) > 1 else ends[0]  # some programs read a single one only
+    ends = ends if len(ends) > 1 else ends[0]  # some programs read only one
     model.config.eos_token_id = ends
     model.config.minirl = dict(
         max_prompt_tokens=trained_with["max_prompt_tokens"], max_tokens=trained_with["max_tokens"],
@@ -260,12 +260,12 @@ def say_what_is_left(policy, dtype: str) -> None:
             left += ((rounded - base) * update).sum().item()
             whole += update.square().sum().item()
     share = left / whole if whole else 1.0
-    advice = "; --dtype float32 keeps all of it" if share < 0.95 else ""
+    advice = "; --dtype float32, with a new folder or --name, keeps all of it" * (share < 0.95)
     print(f"{share:.1%} of the update is left in {dtype}{advice}")
 
 
 def save_model(model, tokenizer, out: Path) -> None:
-    """The folder, complete or not at all. Raises SystemExit if it cannot be written."""
+    """Write the folder completely or not at all. Raises SystemExit if it cannot be written."""
     from safetensors import SafetensorError
 
     try:
@@ -274,10 +274,10 @@ def save_model(model, tokenizer, out: Path) -> None:
             writing = Path(place, out.name)
             model.save_pretrained(writing)
             tokenizer.save_pretrained(writing)
-            for weights in writing.glob("*.safetensors"):  # written for their owner's eyes only
+            for weights in writing.glob("*.safetensors"):  # only their owner could read them
                 shutil.copymode(writing / "config.json", weights)
-            if not (out / "config.json").exists():  # else another program was faster
+            if not (out / "config.json").exists():  # else another program has written it
                 rename(writing, out)
-    except (OSError, RuntimeError, SafetensorError) as error:  # three libraries' words for full
-        raise SystemExit(f"Could not write {shown(out)} ({shown(error)}): nothing half-written is "
-                         "left, and the run is untouched.") from error
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, in three libraries
+        raise SystemExit(f"Could not write {shown(out)} ({shown(error)}): no incomplete folder is "
+                         "left, and the run is unchanged.") from error

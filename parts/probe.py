@@ -1,8 +1,8 @@
-"""The probe: do trainer and engine hold the same policy? It looks before training and after syncs.
+"""The probe checks that trainer and engine have the same policy, before training and after syncs.
 
-Both give the log-probs of a few texts. In 16 bits these differ by more than one step changes, so
-the probe asks whether they *change* alike: x_t is the trainer's change of log pi(y_t) since the
-base weights, y_t the engine's, and the slope of y on x is 1 if everything arrived, 0.5 if half."""
+Both compute the log-probs of a few texts. In 16 bits these differ by more than one step changes, so
+the probe compares their *changes*. x_t is the trainer's change of log pi(y_t) since the base
+weights, y_t the engine's. The slope of y on x is 1 if all of the update arrived, 0.5 if half."""
 import itertools
 import math
 
@@ -10,19 +10,19 @@ import torch
 
 from parts.logprobs import Sequence, micro_batches, token_logprobs
 
-TOKENS = 2048  # in all texts, prompts included: a check should take one per cent of a step
-LONGEST = 32  # tokens of a text's response
-TRIAL = 1.0  # nats (rms) by which the trial adapter moves the trainer's log-probs, at least
-OFF = 0.1  # how far from 1 a slope may be, beside noise: sound runs in 8 bits had 0.93
+TOKENS = 2048  # in all texts with prompts, so that a check takes about 1 % of a step
+LONGEST = 32  # tokens of a text's answer
+TRIAL = 1.0  # least change (rms, nats) of the trainer's log-probs by the trial adapter
+OFF = 0.1  # how far a slope may be from 1, apart from errors; correct runs in 8 bits had 0.93
 
 
 def tolerances(dtype: str, engine_dtype: str, kv_cache_dtype: str, mixture: bool) -> tuple:
     """(largest mean gap in nats, largest share of the trial's change that may be missing)."""
     if "fp8" in (engine_dtype, kv_cache_dtype):
-        return 1.0, 0.6  # 8 bits are rough on unlikely tokens: sound runs had gaps of 0.4
+        return 1.0, 0.6  # 8 bits are coarse for rare tokens: correct runs had gaps of 0.4
     if (dtype, engine_dtype) != ("float32", "float32"):
-        return 0.2, 0.2  # sound 7B models had 0.046
-    return 0.2 if mixture else 1e-4, 0.05  # a tie of two experts changes the rest of its text
+        return 0.2, 0.2  # correct 7B models had 0.046
+    return 0.2 if mixture else 1e-4, 0.05  # a tie of two experts changes the rest of the text
 
 
 def rms(x_T) -> float:
@@ -30,15 +30,15 @@ def rms(x_T) -> float:
 
 
 def slope(x_T, y_T) -> tuple[float, float]:
-    """(b, its standard error) of y = b x, where each token may have noise of its own size."""
-    w_T = x_T.clamp(-rms(x_T), rms(x_T))  # or a single token could decide
+    """(b, its standard error) of y = b x, if the tokens' errors may have different variances."""
+    w_T = x_T.clamp(-rms(x_T), rms(x_T))  # or a single token could dominate
     b = w_T @ y_T / (w_T @ x_T)
     error = (w_T * (y_T - b * x_T)).norm() / (w_T @ x_T)
     return b.item(), error.item()
 
 
 class Probe:
-    """Made before training, when B is 0: so a resumed run has the same texts, of the base."""
+    """Made before training, when B is 0, so a resumed run has the same texts of the base model."""
 
     def __init__(self, engine, policy, problems, *, tolerances: tuple, max_tokens: int = LONGEST,
                  temperature: float = 1.0):
@@ -53,14 +53,14 @@ class Probe:
         self.rows = [row for row, _ in written]
         sampled_T = torch.tensor([x for _, logprobs in written for x in logprobs])
         self.start = self.trainer(temperature), sampled_T
-        self.compare(*self.start)  # of sampling there is no change yet, only a gap
-        self.start = self.trainer(), self.of_engine()  # of reading, at temperature 1
+        self.compare(*self.start)  # while sampling there is only a gap, no change
+        self.start = self.trainer(), self.of_engine()  # while reading, at temperature 1
         self.try_adapter()
         print(f"probe: trainer and engine agree on {count} texts and a trial change of weights")
 
     @torch.no_grad()
     def trainer(self, temperature: float = 1.0):
-        """log pi [T] of all response tokens."""
+        """log pi [T] of all answer tokens."""
         return torch.cat([token_logprobs(self.policy, micro, temperature)[0].cpu()
                           for micro in micro_batches(self.rows, tokens=8192)])
 
@@ -71,7 +71,7 @@ class Probe:
                              for x in mu[row.prompt_length - 1:]])
 
     def check(self) -> dict:
-        """Gaps and movement in nats; the slope, NaN where noise hides it. Raises SystemExit."""
+        """Metrics: gaps and change in nats; slope, NaN if errors are larger. Raises SystemExit."""
         return self.compare(self.trainer(), self.of_engine())
 
     def compare(self, mine_T, theirs_T, largest_rest: float = math.inf) -> dict:
@@ -80,16 +80,16 @@ class Probe:
         q = max(rms(noise_T), 1e-5) / max(rms(x_T), 1e-9)
         b, error = slope(x_T, y_T) if q < 1 else (math.nan, math.nan)
         rest = ((y_T - x_T).abs().median() - 2 * noise_T.abs().median()) / x_T.abs().median()
-        # noise in x makes the slope of a sound pair smaller, by 2 q^2 at most
+        # errors in x lower the slope of a correct pair by at most 2 q^2
         alike = q >= 1 or abs(b - 1) <= OFF + 2 * q**2 + 4 * error and rest <= largest_rest
-        stuck = rms(x_T) > 1e-5 and not y_T.any()  # noise would not be exactly 0
+        stuck = rms(x_T) > 1e-5 and not y_T.any()  # rounding would not give exactly 0
         close = gap_T.mean() < self.gap + 5e-4 * rms(x_T)  # rounding grows with the change
-        if stuck or not (close and alike):  # also where one of them is NaN
+        if stuck or not (close and alike):  # also if one of them is NaN
             raise SystemExit(
                 "Engine and trainer disagree: |log mu - log pi_old| is "
                 f"{gap_T.mean():.1e} on average and {gap_T.max():.1e} at most (nan: the weights "
                 "are damaged, or too large for float16), and the engine's log-probs changed by "
-                f"{b:.2f} +- {error:.2f} times what the trainer's did. Training would be wrong; "
+                f"{b:.2f} +- {error:.2f} times as much as the trainer's. Training would be wrong: "
                 "try the other --sync (merge or adapter), or --dtype float32.")
         return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item(),
                     probe_moved=rms(x_T), probe_slope=b)

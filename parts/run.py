@@ -1,6 +1,6 @@
-"""The life of a run, from its flags to the last line that it prints.
+"""A run from its flags to its last printed line, without the steps themselves (minirl.py).
 
-A run may die at any moment (folder.py). On a CPU it then goes on to the same bits (docs/runs.md).
+A run may be killed at any moment (folder.py). On a CPU, resuming is exact (docs/runs.md).
 """
 import contextlib
 import faulthandler
@@ -51,10 +51,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Run:
-    """Everything that lives as long as the run."""
+    """The objects that a run needs from its beginning to its end."""
 
     folder: Path  # runs/NAME
-    lock: IO  # an open file: no other process may write to the folder
+    lock: IO  # an open file, so that no other process writes to the folder
     config: Settings
     engine: Engine
     policy: torch.nn.Module  # the trainer's model: frozen base weights and a LoRA adapter
@@ -69,13 +69,13 @@ class Run:
     state: dict = field(default_factory=FRESH_STATE.copy)  # state.json of a checkpoint
     accuracy: dict = field(default_factory=dict)  # held-out set -> avg@k of the last evaluation
     evaluated: int = -1  # the step of that evaluation
-    after_step: int = 0  # the step after which this process has begun
-    seconds_save: float = 0.0  # what the last checkpoint took
+    after_step: int = 0  # the step after which this process began
+    seconds_save: float = 0.0  # duration of the last checkpoint
     history: deque = field(default_factory=lambda: deque(maxlen=PATIENCE))  # last rows of metrics
     bar: tqdm | None = None
 
     def steps(self):
-        """The steps that are still to be done, with a progress bar."""
+        """The remaining steps, with a progress bar."""
         done, last = self.state["step"], self.config.steps
         todo = range(done + 1, last + 1)
         self.bar = tqdm(todo, initial=done, total=last, desc=self.config.name)
@@ -84,9 +84,9 @@ class Run:
 
 # ------------------------------------------------------------------ before the first step
 def prepare(flags: Flags, grader) -> Run:
-    """Everything before the first step; with --resume the run is as its last checkpoint left it.
+    """Everything before the first step. With --resume the run has the state of its last checkpoint.
 
-    A user's mistakes end here in a SystemExit with one sentence, mostly before the engine starts.
+    Raises SystemExit, one sentence, for mistakes of the user, mostly before the engine starts.
     """
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     start = before_the_engine(flags, grader)  # settings, folder, problems, checkpoint
@@ -96,7 +96,7 @@ def prepare(flags: Flags, grader) -> Run:
     policy = load_policy(
         path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
         seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
-        checkpointing=not engine.on_cpu)  # of activations: or two rows of a 1.5 B model need 80 GB
+        checkpointing=not engine.on_cpu)  # of activations, or 1.5 B needs 80 GB for two rows
     optimizer, schedule = make_optimizer(policy, config)
     probe = start_probe(config, engine, policy, start.held_out)
     run = Run(start.folder, start.lock, config, engine, policy, optimizer, schedule, grader,
@@ -121,7 +121,7 @@ def before_the_engine(flags: Flags, grader) -> SimpleNamespace:
     require_embedded(model.path, tokenizer, train + held_out)
     if begun := run_named(config.model):
         count_trained(begun, held_out)
-    lock = lock or claim(folder, config.resume)  # only now: a wrong flag leaves no empty folder
+    lock = lock or claim(folder, config.resume)  # now, so that a wrong flag leaves no folder
     newest = next(reversed(checkpoints(folder)), None)
     remember_inputs(folder, config, model, train, held_out, newest)
     remember(folder, train, held_out, begun)
@@ -131,16 +131,16 @@ def before_the_engine(flags: Flags, grader) -> SimpleNamespace:
 
 
 def remember_inputs(folder: Path, config: Settings, model: Model, train, held_out, newest) -> None:
-    """Note this start in config.json. SystemExit if its data or files are not those of the run."""
+    """Record this start in config.json. SystemExit if data or files are not those of the run."""
     prompts = digest_of_prompts(train + held_out)
     inputs = own_files(config) | dict(data=f"{digest(train)}, held out: {digest(held_out)}")
-    if is_jinja(config.template):  # it may show columns that `digest` leaves out
+    if is_jinja(config.template):  # it can use columns that `digest` leaves out
         inputs["data"] += f", prompts: {prompts}"
     require_same(folder, inputs)
     require_weights(model.path)
     if read_config(folder).get("inputs", {}).get("prompts", prompts) != prompts:
-        print("WARNING: the prompts are not those of the start: the model's chat template or "
-              "tokenizer has changed")
+        print("WARNING: the prompts have changed since the run started, because the model's chat "
+              "template or tokenizer has changed")
     inputs["prompts"] = prompts
     after_step = step_of(newest) if newest else 0
     if changed := note_start(folder, settings_of(config), after_step, inputs):
@@ -161,20 +161,20 @@ def load_data(config: Settings, tokenizer, grader) -> tuple[list, list]:
         check_golds(held_out, grader)
         train = check_golds(train, grader, drop=True)
     if config.batch_prompts > len(train):
-        print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts) of "
-              f"{len(train)} to train on, so some are in it twice or more")
+        print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts), but only "
+              f"{len(train)} are there to train on, so a step repeats some of them")
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
     answers = counted(config.eval_k, "answer")
     print(f"held out: {counted(len(held_out), 'problem')}, {answers} each; "
-          f"avg@{config.eval_k} is their mean reward, in brackets is its 95 % interval")
+          f"avg@{config.eval_k} is their mean reward, and its 95 % interval is in brackets")
     if len(held_out) < FEW:
-        print("          too few to tell learning from luck: name a larger set with --eval-data")
+        print("          these are too few to see progress: name a larger set with --eval-data")
     return train, held_out
 
 
 def start_engine(config: Settings, model: Model, stops: list[int]) -> Engine:
     """vLLM with the model, whose answers end at `stops`."""
-    # 2: the probe's texts have at least one token of a response, and vLLM adds another.
+    # 2, because the probe's texts have at least one answer token, and vLLM adds another.
     return Engine(
         model.path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
         max_num_seqs=config.engine_sequences, temperature=config.temperature,
@@ -188,8 +188,8 @@ def start_engine(config: Settings, model: Model, stops: list[int]) -> Engine:
 def make_optimizer(policy, config: Settings):
     """AdamW on the adapter's weights, and the schedule of its learning rate.
 
-    The rate rises linearly over `warmup_steps` optimizer steps, for AdamW's averages are unreliable
-    at first, and then stays: a decay would need the last step, which `--resume --steps` can change.
+    The rate rises linearly over `warmup_steps` optimizer steps, because AdamW's averages are
+    unreliable at first. Then it is constant, because `--resume --steps` can change the last step.
     """
     weights = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=0.0)
@@ -204,13 +204,13 @@ def start_probe(config: Settings, engine: Engine, policy, held_out: list) -> Pro
     seed_all(config.seed, "probe")
     bounds = tolerances(
         config.dtype, config.rollout_dtype, config.kv_cache_dtype, bool(policy.routing))
-    # - 1: vLLM adds a token to a text that it scores.
+    # - 1, because vLLM adds a token to a text that it scores.
     return Probe(engine, policy, held_out[:64], tolerances=bounds,
                  max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)
 
 
 def try_largest_batch(run: Run) -> None:
-    """Run the largest micro-batch that can come, so that a lack of memory shows up now."""
+    """Run the largest possible micro-batch, so that a lack of memory shows up now."""
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
     count = max(1, config.micro_tokens // context)
@@ -225,7 +225,7 @@ def try_largest_batch(run: Run) -> None:
 def seed_all(*parts) -> random.Random:
     """Seed torch and numpy from (seed, step, phase), so that no phase depends on an earlier one.
 
-    Returns a generator for what Python draws.
+    Returns a generator for Python's own random choices.
     """
     rng = random.Random("/".join(map(str, parts)))
     seed_everything(rng)
@@ -234,12 +234,12 @@ def seed_all(*parts) -> random.Random:
 
 # ------------------------------------------------------------------ after a step
 def log_and_save(step: int, groups, metrics: dict, run: Run) -> None:
-    """Log a finished step, then save it. Raises SystemExit, one sentence, if the run goes wrong."""
+    """Log a finished step, then save it. Raises SystemExit, one sentence, if the run must end."""
     state = run.state
     state["step"] = step
     for key in ("samples", "tokens", "seconds"):
         state[f"{key}_total"] += metrics[key]
-    # seconds_save is that of the checkpoint before, because this step's comes after its log.
+    # seconds_save is of the previous checkpoint, because this step is saved after its log.
     row = dict(step=step, **metrics) | totals(state) | dict(seconds_save=run.seconds_save)
     run.history.append(row)
     log(row, groups, run)
@@ -252,12 +252,12 @@ def log_and_save(step: int, groups, metrics: dict, run: Run) -> None:
 
 
 def totals(state: dict) -> dict:
-    """What the training has cost so far, for the logs."""
+    """Samples, tokens and seconds of the training so far, for the logs."""
     return {key: value for key, value in state.items() if key.endswith("_total")}
 
 
 def estimate(step: int, seconds: float, config: Settings) -> str:
-    """How long the other steps may take if each is like this one."""
+    """A line with the time of the remaining steps if each takes as long as this one."""
     left = config.steps - step
     others = f"{left} steps" if left > 1 else "step"
     evaluations = sum(is_evaluated(later, config) for later in range(step, config.steps + 1))
@@ -270,12 +270,12 @@ def log(row: dict, groups, run: Run) -> None:
     append(run.folder / "metrics.jsonl", row)
     track(run, "train", row["step"], row)
     most = None if run.config.log_groups == "all" else run.config.log_groups
-    for group in groups[:most]:  # a batch is shuffled, so its first ones are a fair choice
+    for group in groups[:most]:  # the batch is shuffled, so its first groups are a random choice
         append(run.folder / "groups.jsonl", group_row(row["step"], group, run.engine.tokenizer))
 
 
 def checkpoint(run: Run) -> None:
-    """Write a checkpoint of everything that decides what happens next."""
+    """Write a checkpoint of everything on which later steps depend."""
     start = time.perf_counter()
     run.state |= dict(cursor=run.stream.cursor, estimator=run.estimator.state_dict())
     save(run.folder, run.policy, run.optimizer, run.schedule, run.state, run.config.keep_every)
@@ -283,17 +283,17 @@ def checkpoint(run: Run) -> None:
 
 
 def update_bar(metrics: dict, run: Run) -> None:
-    """Put the step's numbers beside the progress bar."""
+    """Show the numbers of the step next to the progress bar."""
     averages = ", ".join(f"{avg:.2f}" for avg in run.accuracy.values())
     held_out = f"held-out {averages}  " if averages else ""
     run.bar.set_postfix_str(
         f"reward {metrics['reward_first_round']:.2f}  {held_out}"
-        f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
+        f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}", refresh=False)
 
 
 @contextlib.contextmanager
 def timed(seconds: dict, phase: str):
-    """Put the wall time of a phase into seconds["seconds_PHASE"]."""
+    """Store the wall time of a phase in seconds["seconds_PHASE"]."""
     start = time.perf_counter()
     yield
     seconds[f"seconds_{phase}"] = time.perf_counter() - start
@@ -301,13 +301,13 @@ def timed(seconds: dict, phase: str):
 
 # ------------------------------------------------------------------ after an evaluation
 def evaluation_is_due(run: Run) -> bool:
-    """Whether an evaluation follows the step that has ended; once."""
+    """Whether an evaluation follows the last step and has not been made yet."""
     step = run.state["step"]
     return is_evaluated(step, run.config) and run.evaluated != step
 
 
 def is_evaluated(step: int, config: Settings) -> bool:
-    """Before step 1 unless --no-eval-first, then every --eval-every steps and after the last."""
+    """Whether an evaluation follows `step`; 0 is before step 1, unless --no-eval-first."""
     if step == 0:
         return config.eval_first
     return step == config.steps or config.eval_every > 0 and step % config.eval_every == 0
@@ -326,7 +326,7 @@ def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> N
         track(run, f"held_out/{name}" if several else "held_out", step, result)
     run.evaluated = step
     failed = [row for row in rows if row["status"] in NO_VERDICT]
-    if failed:  # nobody must take them for wrong answers
+    if failed:  # because they are no wrong answers
         tqdm.write(f"WARNING: {len(failed)} of these {len(rows)} answers got no verdict: "
                    f"{failed[0]['status']}, {shown(failed[0]['why'])}")
     if step:
@@ -334,8 +334,8 @@ def record_evaluation(rows: list[dict], results: dict[str, dict], run: Run) -> N
 
 
 def record_answers(rows: list[dict], sets: list[str], run: Run) -> None:
-    """A line of answers.jsonl for each problem: its mean reward, how many answers are right, and
-    the first one. What is held out of the training data is one set, whatever its sources are.
+    """Write a line of answers.jsonl for each problem: mean reward, number of right answers, first
+    answer. Problems that are held out of the training data are one set, whatever their sources are.
     """
     k = run.config.eval_k
     for q, problem in enumerate(run.held_out):
@@ -350,7 +350,7 @@ def record_answers(rows: list[dict], sets: list[str], run: Run) -> None:
 
 
 def evaluation_line(where: str, result: dict, run: Run) -> str:
-    """`where` names the set, if there are several. With --reward avg@k is no share but a mean."""
+    """The printed line. `where` names one of several sets. With --reward avg@k is no share."""
     config, state = run.config, run.state
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} "
@@ -360,28 +360,28 @@ def evaluation_line(where: str, result: dict, run: Run) -> str:
 
 # ------------------------------------------------------------------ a tracker, if one is wanted
 def open_tracker(folder: Path, config: Settings) -> ModuleType | None:
-    """--report-to: the package itself, for both have the same init, log and finish.
+    """The package of --report-to. Both packages have the same functions init, log and finish.
 
     Raises SystemExit, one sentence, if it does not start.
     """
     if config.report_to == "none":
         return None
     first_start = read_config(folder)["starts"][0]["time"]
-    name = f"{config.name}-{first_start}".replace(":", "")  # a resumed run goes on under it
+    name = f"{config.name}-{first_start}".replace(":", "")  # also if the run is resumed
     os.environ.setdefault("WANDB_RUN_ID", name)
     try:
         tracker = importlib.import_module(config.report_to)
         tracker.init(project="minirl", name=name, config=settings_of(config), resume="allow")
-        if config.report_to == "wandb":  # its own step must not go back, as it does after a kill
+        if config.report_to == "wandb":  # its step may not go back, as after a kill
             tracker.define_metric("*", step_metric="step")
-    except Exception as error:  # each package raises its own kinds
-        raise SystemExit(f"{config.report_to} did not start ({shown(error)}): install or mend it, "
+    except Exception as error:  # each package raises other kinds
+        raise SystemExit(f"{config.report_to} did not start ({shown(error)}): install or fix it, "
                          "or leave --report-to out.") from error
     return tracker
 
 
 def track(run: Run, prefix: str, step: int, row: dict) -> None:
-    """Send the numbers of a log's row. A tracker that fails costs a warning, never the run."""
+    """Send the numbers of a log row. If the tracker fails, the run continues with a warning."""
     if not run.tracker:
         return
     numbers = {f"{prefix}/{key}": value for key, value in row.items()
@@ -400,7 +400,7 @@ def track(run: Run, prefix: str, step: int, row: dict) -> None:
 def resume(run: Run, newest: Path | None) -> None:
     """Load the newest checkpoint, if there is one, and cut the logs back to it.
 
-    An evaluation follows the checkpoint of its step. If it was not finished, it is made again.
+    An evaluation follows the checkpoint of its step. An unfinished evaluation is repeated.
     """
     if newest is None:
         return
@@ -423,7 +423,7 @@ def resume(run: Run, newest: Path | None) -> None:
 
 # ------------------------------------------------------------------ ended
 def close_run(run: Run, bootstrap) -> None:
-    """End the tracker, and say what was gained and how to go on.
+    """End the tracker, and print the change in accuracy and the next commands.
 
     `bootstrap` is that of eval.py, which gives the interval of a mean.
     """
@@ -431,19 +431,19 @@ def close_run(run: Run, bootstrap) -> None:
         run.tracker.finish()
     fallen = show_gain(run, bootstrap)
     print(f"curves: {run.folder / 'curves.png'}; adapter: {run.folder / 'checkpoints'}\n"
-          f"next: look into it with {python()} explore.py {run.folder}")
+          f"next: view the run with {python()} explore.py {run.folder}")
     if fallen:
-        print("      do not go on with it, because its held-out results have clearly fallen: start "
+        print("      do not continue it, because its held-out results have clearly fallen: start "
               f"again under another --name, for example with a lower --lr than {run.config.lr:g}")
     else:
-        print(f"      go on with        {python()} minirl.py --name {run.config.name} --resume "
+        print(f"      continue it with  {python()} minirl.py --name {run.config.name} --resume "
               f"--steps {max(200, 2 * run.state['step'])}")
 
 
 def show_gain(run: Run, bootstrap) -> bool:
-    """Print what has changed between the first and the last evaluation, problem by problem.
+    """Print the change between the first and the last evaluation, paired by problem.
 
-    Returns whether the mean reward on a held-out set has clearly fallen.
+    Returns whether the mean reward on a held-out set has clearly fallen (95 % interval below 0).
     """
     changes, reward, fallen = changes_by_set(run), run.config.reward, False
     for name, values in changes.items():
@@ -456,14 +456,14 @@ def show_gain(run: Run, bootstrap) -> bool:
     if not changes:
         first = any(row["step"] == 0 for row in read_rows(run.folder / "answers.jsonl"))
         lacking = f"after step {run.state['step']}" if first else "before step 1 (--no-eval-first)"
-        print("whether the model is better than before the training cannot be said, because "
+        print("whether the model has improved is not known, because "
               f"answers.jsonl has no evaluation {lacking}; "
               f"{python()} eval.py --adapter {run.folder} --base compares it with its base model")
     return fallen
 
 
 def changes_by_set(run: Run) -> dict[str, list[float]]:
-    """Held-out set -> by how much the mean reward on each of its problems has changed."""
+    """Held-out set -> the change of the mean reward on each of its problems."""
     before, changes = {}, {}
     for row in read_rows(run.folder / "answers.jsonl", {"step", "data", "id", "reward"}.issubset):
         problem = row["data"], row["id"]
@@ -477,28 +477,28 @@ def changes_by_set(run: Run) -> dict[str, list[float]]:
 
 
 def python() -> str:
-    """`python`, or the path of this Python where its environment is not active."""
+    """`python`, or the path of this Python if its environment is not active."""
     here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
     return os.path.relpath(sys.executable) if here else "python"
 
 
 @contextlib.contextmanager
 def say_how_to_resume(flags: Flags):
-    """Around the whole program: however it ends, it says what is saved and how to go on.
+    """Around the whole program. If it fails, it prints what is saved and how to continue.
 
-    Ctrl-C and SIGTERM end it as sys.exit does, so temporary folders are removed. The exit code
-    tells a scheduler that it is not done.
+    Ctrl-C and SIGTERM end the program like sys.exit, so temporary folders are removed. The exit
+    code tells a scheduler that the run is not finished.
     """
     on_signal(lambda number, _: sys.exit(128 + number))
     with quiet_end():
         try:
             yield
         except (SystemExit, Exception) as error:
-            on_signal(signal.SIG_IGN)  # torchrun's SIGTERM comes while a process tells its error
+            on_signal(signal.SIG_IGN)  # torchrun sends SIGTERM while a process prints its error
             words, code = why_it_ended(error)
             if words:
                 print(f"\n{words}; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
-            on_signal(signal.SIG_DFL)  # from here on a signal may end what is left
+            on_signal(signal.SIG_DFL)  # from here on a signal may end the program
             raise SystemExit(code) from None
 
 
@@ -508,14 +508,14 @@ def on_signal(handler) -> None:
 
 
 def why_it_ended(error: BaseException) -> tuple[str, object]:
-    """(words for the user, exit code). An error that is a bug has its traceback printed, too."""
-    if isinstance(error, SystemExit):  # by a signal, or with a sentence that says everything
+    """(words for the user, exit code). For a bug the traceback is printed, too."""
+    if isinstance(error, SystemExit):  # by a signal, or with a sentence for the user
         stopped = error.code in [128 + number for number in STOPS]
         return "stopped" * stopped, error.code
-    if isinstance(error, OSError):  # a full disk, or nobody who reads the output
+    if isinstance(error, OSError):  # a full disk, or a closed output
         return shown(error), 1
     if out_of_memory(error):
-        return ("Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, or try "
-                "--sleep"), 1
+        return ("Out of memory: lower --micro-tokens, then --engine-memory, then --max-tokens, or "
+                "try --sleep"), 1
     traceback.print_exception(error)
     return type(error).__name__, 1

@@ -1,4 +1,4 @@
-"""From the flags to the settings of a run: which defaults follow from its model and machine."""
+"""Makes the settings of a run from its flags, with the defaults for its model and machine."""
 from types import SimpleNamespace
 
 from ada_sampler import SamplerConfig
@@ -10,7 +10,7 @@ from parts.models import TINY, Model, check_family, find_model, require_context
 from parts.provenance import base_of
 from parts.text import listed, shown
 
-DEFAULTS = {  # of built-in models, of small ones, of all others
+DEFAULTS = {  # for built-in models, small models, all others
     "max_prompt_tokens": (256, 256, 1024),
     "max_tokens": (64, 40, 3000),
     "batch_prompts": (24, 16, 32),
@@ -23,7 +23,7 @@ DEFAULTS = {  # of built-in models, of small ones, of all others
     "eval_k": (8, 4, 8),
 }
 BUILT_IN, SMALL, LARGE = range(3)
-ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # of a small model, for problems of others
+ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # a small model on other data
 LONG_ANSWER = 256  # tokens, beyond which a CPU may need minutes for a step
 
 
@@ -42,7 +42,7 @@ def settle_here(flags: Flags) -> tuple[Settings, Model]:
 
 
 def say_settings(flags: Flags, config: Settings, machine: Machine, model: Model) -> None:
-    """Print what follows from the size of the model and from the machine."""
+    """Print the settings that follow from the size of the model and from the machine."""
     if size_of(model, machine) == SMALL:
         chosen = {name: getattr(config, name) for name in by_size(flags.data, SMALL)
                   if getattr(flags, name) is None}
@@ -55,7 +55,7 @@ def say_settings(flags: Flags, config: Settings, machine: Machine, model: Model)
 
 
 def settle(flags: Flags, machine: Machine, model: Model) -> Settings:
-    """The settings of a run. Flags go first; what they leave out follows from machine and model.
+    """The settings of a run: the flags that were given, else defaults for machine and model.
 
     Raises ValueError, one sentence, for settings that contradict each other, and SystemExit if the
     run would not fit into the memory.
@@ -64,7 +64,7 @@ def settle(flags: Flags, machine: Machine, model: Model) -> Settings:
 
     mixture = is_supported(model.config)
     values = defaults_of(flags, machine, model)
-    if mixture:  # what MiniRL's paper found best (section 4)
+    if mixture:  # MoE: the best in MiniRL's paper (section 4)
         values["replay"] = {1: "none", 2: "r2"}.get(flags.mini_batches, "r3")
     values |= {name: value for name, value in vars(flags).items() if value is not None}
     if machine.on_cpu:
@@ -74,15 +74,15 @@ def settle(flags: Flags, machine: Machine, model: Model) -> Settings:
     config.validate()
     if config.batch_prompts < config.mini_batches:
         raise ValueError(f"mini_batches = {config.mini_batches} is more than the "
-                         f"{config.batch_prompts} prompts of a step, and each takes whole groups")
+                         f"{config.batch_prompts} prompts of a step, and each needs at least one")
     require_effect({"replay"}, [(
         "replay", config.replay == "none" or mixture,
-        f"with {shown(model.path)}, which is no mixture of experts that can be replayed")])
+        f"with {shown(model.path)}, which is no MoE model that can be replayed")])
     return config
 
 
 def defaults_of(flags: Flags, machine: Machine, model: Model) -> dict:
-    """What follows from objective, machine and model where no flag says otherwise."""
+    """The defaults that follow from objective, machine and model."""
     size, dtype = size_of(model, machine), flags.dtype or machine.dtype
     values = by_size(flags.data, size)
     if flags.sampler != SamplerConfig.sampler:
@@ -100,8 +100,8 @@ def defaults_of(flags: Flags, machine: Machine, model: Model) -> dict:
 def size_of(model: Model, machine: Machine) -> int:
     """BUILT_IN, SMALL or LARGE, by the number of parameters.
 
-    A billion is rounded as in models' names: Qwen2.5-0.5B has 0.494. What is small on a CPU, where
-    3,000 tokens per answer would take weeks, goes as far as Qwen3-0.6B.
+    Billions are rounded as in models' names, because Qwen2.5-0.5B has 0.494. On a CPU, SMALL
+    includes Qwen3-0.6B, because 3,000 tokens per answer would take weeks there.
     """
     if model.base in TINY:
         return BUILT_IN
@@ -110,6 +110,6 @@ def size_of(model: Model, machine: Machine) -> int:
 
 
 def by_size(data: str | None, size: int) -> dict:
-    """The DEFAULTS of a size, on this --data."""
+    """The DEFAULTS for models of this size, with this --data."""
     values = {name: of_sizes[size] for name, of_sizes in DEFAULTS.items()}
     return values | (ROOM if size == SMALL and data not in (None, "builtin-words") else {})

@@ -1,7 +1,7 @@
-"""Where problems come from: a file, a benchmark or a data set on the hub.
+"""Reads problems from a file, a benchmark or a data set on the hub.
 
-Each gives rows (dicts), and the second half of this module says what the columns of a row mean.
-Whatever cannot be read ends in a SystemExit of one sentence. No code from the hub is run.
+Each source gives rows (dicts). The second half of this module finds problem and gold in a row. If a
+source cannot be read, a SystemExit with one sentence is raised. No code from the hub is run.
 """
 import csv
 import io
@@ -24,13 +24,13 @@ BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "amc23": "math-ai/amc23",
     "gsm8k": "openai/gsm8k:main",
     "svamp": "ChilleD/SVAMP",
-    # of the Reinforce-Ada table; the last is AIME and HMMT 24+25, BRUMO and CMIMC 25, AMC 23
+    # for the Reinforce-Ada table; the last is AIME and HMMT 24+25, BRUMO and CMIMC 25, AMC 23
     "ra-math500": "weqweasdas/math500",
     "ra-minerva": "weqweasdas/minerva_math",
     "ra-olympiadbench": "weqweasdas/olympiadbench",
     "ra-aime-like": "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 }
-MEASURED = ("minerva", "ra-minerva")  # their golds are measured, so what is close is right
+MEASURED = ("minerva", "ra-minerva")  # their golds are measured values, so close answers are right
 GROUPS = {  # one name for several sets, with the weights of the published weighted average
     "reinforce-ada": {
         "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
@@ -39,7 +39,7 @@ GROUPS = {  # one name for several sets, with the weights of the published weigh
 
 def expand(names: str) -> list[tuple[str, int | None]]:
     """`gsm8k,reinforce-ada` -> [(gsm8k, None), (ra-math500, 500), ...]; None: weight = size."""
-    one_file = os.path.isfile(os.path.expanduser(names))  # whose name may have a comma
+    one_file = os.path.isfile(os.path.expanduser(names))  # a file name may have a comma
     sets = [names] if one_file else names.split(",")
     return [pair for name in sets for pair in GROUPS.get(name, {name: None}).items()]
 
@@ -53,12 +53,12 @@ def is_file(name: str) -> bool:
 
 # -------------------------------------------------------------------------------------------- files
 def read_file(name: str) -> list[dict]:
-    """All rows of a local file, which holds JSON unless its suffix says otherwise."""
+    """All rows of a local file. Without a known suffix it is read as JSON."""
     path = Path(os.path.expanduser(name))
     read = READERS.get(path.suffix.lower(), read_objects)
     try:
         return read(path)
-    except Exception as error:  # because Arrow's errors have no class of their own
+    except Exception as error:  # because Arrow's errors have no common class
         why = getattr(error, "strerror", None) or shown(error).rstrip(".") or type(error).__name__
     raise SystemExit(f"Cannot read the data file {shown(name)}: {why}; --data takes a "
                      f"{', '.join(READERS)} file in UTF-8, or a hub id.")
@@ -72,8 +72,8 @@ def read_parquet(path: Path) -> list[dict]:
 
 
 def short_floats(value, kind):
-    """A value of an Arrow type, or a row of a schema, in which a float32 is 1234.56 again, where
-    Python has made 1234.56005859375 of it."""
+    """A value of an Arrow type, or a row of a schema. A float32 becomes 1234.56 again, which Python
+    has read as 1234.56005859375."""
     if "float" not in str(kind):
         return value
     if isinstance(value, dict):
@@ -88,11 +88,11 @@ def short_floats(value, kind):
 
 
 def read_csv(path: Path) -> list[dict]:
-    """Strict, because a quote that is never closed would swallow the rest of the file."""
+    """All rows. Strict, because an unclosed quote would include the rest of the file."""
     csv.field_size_limit(10**8)  # the default refuses cells above 128 KB
     text = path.read_text(encoding="utf-8-sig")
     text = re.sub(r"\A(\s*\n)?(sep=.\n(\s*\n)?)?", "", text)  # Excel writes `sep=;` first
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # spreadsheets have all three
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # spreadsheets write all three
     reader = csv.DictReader(io.StringIO(text), delimiter=delimiter, strict=True)
     rows, wrong = [], ""
     try:
@@ -111,7 +111,7 @@ def read_csv(path: Path) -> list[dict]:
 
 
 def read_objects(path: Path) -> list[dict]:
-    """Rows of JSON: objects one after the other, a list of them, or one object around a list."""
+    """Rows of JSON: objects one after the other, a list of them, or an object with such a list."""
     rows = json_values(path.read_text(encoding="utf-8-sig"))
     if len(rows) == 1 and isinstance(rows[0], list):
         rows = rows[0]
@@ -128,7 +128,7 @@ def are_objects(values) -> bool:
 
 
 def json_values(text: str) -> list:
-    """All values of a text, in one line each or not. A ValueError says where it is no JSON."""
+    """All JSON values of a text, one per line or not. A ValueError says where it is no JSON."""
     decoder = json.JSONDecoder(parse_float=exact_number, object_pairs_hook=unique)
     space = re.compile(r"\s*")
     values, place = [], space.match(text).end()
@@ -140,13 +140,13 @@ def json_values(text: str) -> list:
 
 
 def exact_number(digits: str) -> float | Decimal:
-    """A number with more digits than a float holds is a Decimal."""
+    """A float, or a Decimal if the number has more digits than a float."""
     exact, rounded = Decimal(digits), float(digits)
     return rounded if Decimal(repr(rounded)) == exact else exact
 
 
 def unique(pairs: list[tuple]) -> dict:
-    """A row. Of two columns with one name, the last would hide the first."""
+    """A row. Raises ValueError if two columns have the same name."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise ValueError(f"two columns have the same name among {', '.join(n for n, _ in pairs)}")
@@ -175,7 +175,7 @@ def read_hub(name: str, for_training: bool):
 
 def ask_hub(repo: str, kind: str = "dataset") -> None:
     """Raises SystemExit if the hub has no such data set or model. If the hub does not answer, only
-    this machine's cache is used from here on: the hub's libraries would try again for minutes."""
+    the cache is used from then on, because the hub's libraries would try again for minutes."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -184,17 +184,17 @@ def ask_hub(repo: str, kind: str = "dataset") -> None:
     except errors.RepositoryNotFoundError:
         raise SystemExit(
             f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
-    except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or the hub did not answer before
+    except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or no answer before
         pass
-    except Exception as error:  # no network, no name service, time-out, busy, a proxy's page
-        print(f"the hub does not answer ({shown(error) or type(error).__name__}): only what is in "
-              "this machine's cache is used")
+    except Exception as error:  # no network, a time-out, a proxy's page, ...
+        print(f"the hub does not answer ({shown(error) or type(error).__name__}), so only this "
+              "machine's cache is used")
         os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
         huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
 def load_from_hub(repo: str, config: str | None, splits: list[str]):
-    """The rows of the first of these splits that there is."""
+    """The rows of the first of these splits that exists."""
     import datasets
 
     try:
@@ -211,15 +211,15 @@ def load_from_hub(repo: str, config: str | None, splits: list[str]):
 
 
 # --------------------------------------------------------------------------------- what a row means
-# In a key, a dot reaches into a nested column; case and spaces around it make no difference.
+# In a key, a dot leads into a nested column. Case and spaces around the name are ignored.
 PROBLEM_KEYS = ("problem", "question", "prompt", "messages")
 ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "solution")
-READ_TOO = ("", "id", "level", "difficulty", *ANSWER_KEYS)  # "": spreadsheets' row numbers
+READ_TOO = ("", "id", "level", "difficulty", *ANSWER_KEYS)  # "": row numbers of a spreadsheet
 CHAT_TURN = re.compile(r"""  # (role, text) in a prompt that was already rendered for Qwen or Llama
     (?: <\|im_start\|>(\w+) | <\|start_header_id\|>(\w+)<\|end_header_id\|> ) \n+ (.*?)
     (?: <\|im_end\|> | <\|eot_id\|> | (?=<\|im_start\|>|<\|start_header_id\|>) | \Z )
     """, re.DOTALL | re.VERBOSE)
-# Instructions around published problems, which a template may say a second time.
+# Instructions in published problems, which a template may repeat.
 AT_THE_START = (
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.")
@@ -230,30 +230,30 @@ AT_THE_END = (
 
 
 def find_problem(row: dict, key: str = "") -> str:
-    """The first problem column (or the named one) that is not empty; or ""."""
-    text = problem_text(lookup(row, problem_key(row, key)))  # as it is there
-    story = "" if key else plain(lookup(row, "Body"))  # SVAMP has its question apart
+    """The text of the first problem column (or the named one) that is not empty; or ""."""
+    text = problem_text(lookup(row, problem_key(row, key)))  # unchanged
+    story = "" if key else plain(lookup(row, "Body"))  # SVAMP has a separate question
     return f"{story} {text}" if story and text else text
 
 
 def problem_key(row: dict, key: str = "") -> str:
-    """The name of that column."""
+    """The name of the problem column; or ""."""
     keys = [key] if key else PROBLEM_KEYS
     return next((key for key in keys if problem_text(lookup(row, key)).strip()), "")
 
 
 def find_gold(row: dict, key: str = "") -> str:
-    """The first gold column (or the named one) that is not empty, normalised; or ""."""
+    """The gold in the first gold column (or the named one) that is not empty, normalised; or ""."""
     for k in [key] if key else ANSWER_KEYS:
         gold = gold_text(lookup(row, k))
-        worked_out = k == "solution" and (len(gold) > 100 or "\n" in gold)  # and without a box
+        worked_out = k == "solution" and (len(gold) > 100 or "\n" in gold)  # without a box
         if gold and not worked_out:
             return gold
     return ""
 
 
 def unread_columns(row: dict, columns: str = "") -> list[str]:
-    """The columns that hold more than problem, gold, level or id, such as a chat of many turns."""
+    """The columns with other content than problem, gold, level or id, such as a long chat."""
     question, _, answer = columns.partition(",")
     key = problem_key(row, question)
     turns = [text for _, text in turns_in(lookup(row, key)) if text.strip()]
@@ -264,7 +264,7 @@ def unread_columns(row: dict, columns: str = "") -> list[str]:
 
 
 def shown_columns(row: dict, source: str) -> dict:
-    """The columns that the text of a .jinja file names; all, if it may use others too."""
+    """The columns that the text of a .jinja file names; all columns if it may use others."""
     by_name = r"""\.\s*(?!items\b|keys\b|values\b|get\b)\w | (\.\s*get\s*\(|\[)\s*['"]"""
     if re.search(rf"\brow\b (?!\s*({by_name}))", source, re.VERBOSE):
         return row
@@ -273,7 +273,7 @@ def shown_columns(row: dict, source: str) -> dict:
 
 
 def require_columns(names, shows: str, source: str) -> None:
-    """Raises SystemExit if a .jinja file names a column that is not there. Jinja shows nothing."""
+    """Raises SystemExit if a .jinja file names a missing column, which Jinja would show as ""."""
     named = re.findall(r"\brow(?:\.|\[['\"])(\w+)", shows)
     missing = [name for name in named if name not in names and not hasattr(dict, name)]
     if missing and not re.search(r"\bfor row in\b", shows):
@@ -282,7 +282,7 @@ def require_columns(names, shows: str, source: str) -> None:
 
 
 def lookup(row: dict, key: str):
-    """Value of a column or of a nested one (a.b), whatever its case; None if there is none."""
+    """The value of a column or a nested one (a.b), ignoring case; None if there is none."""
     names = {str(name).strip().lower(): name for name in row} | {name: name for name in row}
     for name in filter(None, (key, key.strip().lower())):
         if name in names:
@@ -293,13 +293,13 @@ def lookup(row: dict, key: str):
 
 
 def plain(value) -> str:
-    """`text_of` without white space around it."""
+    """`text_of` without surrounding white space."""
     return text_of(value).strip()
 
 
 def text_of(value) -> str:
-    """Text of a scalar, "" for anything else."""
-    if isinstance(value, bytes):  # a parquet column of text that does not say so
+    """The text of a scalar; "" for any other value."""
+    if isinstance(value, bytes):  # a parquet column of text without that type
         value = value.decode(errors="surrogateescape")
     if value is None or isinstance(value, (list, dict)):
         return ""
@@ -327,7 +327,7 @@ def turns_in(value) -> list[tuple[str, str]]:
 
 
 def problem_text(value) -> str:
-    """A string, or of a list of turns or a rendered chat the last user turn."""
+    """The text of a value; for a list of turns or a rendered chat, the last user turn."""
     asked = [text for role, text in turns_in(value) if role == "user"]
     return [text_of(value), *asked][-1]
 
@@ -352,7 +352,7 @@ def plain_gold(value) -> str:
     boxes = find_boxes(text)
     if boxes:
         text = boxes[-1][2] or ""
-    elif "####" in text:  # as in GSM8K; beside a box it is a heading
+    elif "####" in text:  # as in GSM8K; with a box it is a heading
         text = text.rsplit("####", 1)[1].strip().partition("\n")[0]
     if re.fullmatch(r"\\?\$\s*[\d.,]+\s*m", text):
         return text  # millions, not meters

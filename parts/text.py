@@ -1,18 +1,18 @@
-"""Text for the screen: what is safe to print, and how counts, times and results are written.
+"""Text for the screen: makes text safe to print, and formats counts, times and results.
 
-Every module may import this one, and this one imports none of them.
+Every module may import this one, which imports no other module of the project.
 """
 import contextlib
 import os
 import sys
 
-FEW = 30  # problems, below which an interval says next to nothing
+FEW = 30  # with fewer problems an interval is hardly informative
 
 
 def shown(text, longest: int = 200) -> str:
     r"""The first `longest` characters of `text`, on one line and safe to print.
 
-    Control characters and lone surrogates become escapes such as `\x1b`: a data file's text could
+    Control characters and lone surrogates become escapes such as `\x1b`, because a data file could
     otherwise clear the terminal or overwrite the line above.
     """
     text = str(text)
@@ -33,7 +33,7 @@ def unit_of(reward: str) -> str:
 def interval(one: dict, unit: str) -> str:
     """An average with its 95% interval, in a format such as `.1%`.
 
-    Where all problems have the same result, the bootstrap knows no interval.
+    If all problems have the same result, the bootstrap gives no interval.
     """
     if one["ci_low"] == one["ci_high"]:
         return f"{one['avg']:{unit}} (no interval, because all problems have the same result)"
@@ -46,13 +46,13 @@ def difference(one: dict, unit: str) -> str:
 
 
 def direction(one: dict) -> str:
-    """What a paired difference shows: nothing clear, where its 95% interval contains 0."""
+    """`better`, `worse`, or `no clear difference` if the 95% interval contains 0."""
     low, high = one["ci_low"], one["ci_high"]
     return "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
 
 
 def verdict(one: dict, than: str, trained: int = 0) -> str:
-    """What a paired difference means, in words. `trained`: how many problems were trained on."""
+    """A paired difference in words. `trained`: how many of the problems were trained on."""
     outcome, questions = direction(one), one["questions"]
     few = f"little can be concluded from {counted(questions, 'problem')}"
     alike = one["ci_low"] == one["ci_high"]  # then there is no interval
@@ -74,15 +74,15 @@ def verdict(one: dict, than: str, trained: int = 0) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be encoded and tokenized: it holds no half of a UTF-16 pair, as JSON may."""
+    """Whether it can be encoded and tokenized. Half of a UTF-16 pair, as in JSON, cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 @contextlib.contextmanager
 def quiet_end():
-    """Around a whole program: `python eval.py | head -1` ends as `cat` does, in silence.
+    """Around a whole program, so that `python eval.py | head -1` ends like `cat`, without message.
 
-    And what the terminal's encoding has no sign for is printed as an escape: it must not end a run.
+    Characters that the terminal's encoding lacks are printed as escapes, so they end no run.
     """
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no encoding
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -91,7 +91,7 @@ def quiet_end():
             yield
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # Python flushes once more when it exits, and would complain again
+    except BrokenPipeError:  # Python flushes again at its exit, which would print an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 

@@ -1,19 +1,19 @@
-"""The same sampling rules in TRL's GRPOTrainer, for models that do not fit one GPU.
+"""The same sampling rules in TRL's GRPOTrainer, for models that do not fit into one GPU.
 
     accelerate launch --config_file recipes/launch/fsdp2.yaml recipes/trl_ada.py --full ...
 
-`ada_sampler.py` decides who is sampled and what is kept, and parts/engine.py draws: a vLLM in each
-process. Distribution (FSDP, DeepSpeed), optimizer and losses are TRL's. It is reached in three
-places:
+`ada_sampler.py` decides how many answers are sampled and which are kept, and parts/engine.py runs a
+vLLM in each process. TRL distributes the model (FSDP, DeepSpeed) and has optimizer and losses. This
+recipe changes TRL in three places:
 
-    rollout_func                      TRL hands over its prompts and gets n samples of each: those
-                                      that `keep` has chosen out of what `collect` has drawn
-    _generate_and_score_completions   TRL would subtract the mean of the kept samples, which were
-                                      chosen; its advantages are replaced by ours
-    VLLMGeneration                    TRL would start an engine that cannot draw in rounds, and
-                                      merge an adapter in place, at every sync: errors add up
+    rollout_func                      TRL passes its prompts and gets n answers to each, which
+                                      `keep` has selected from the answers of `collect`
+    _generate_and_score_completions   TRL would subtract the mean of the kept answers, which were
+                                      selected, so its advantages are replaced by ours
+    VLLMGeneration                    TRL would start an engine that cannot sample in rounds, and
+                                      merge an adapter in place at every sync, so errors add up
 
-The last two are private, so only one version of TRL will do. More: docs/gpu.md.
+The last two are private, so only one version of TRL will do. More: docs/several_gpus.md.
 """
 import contextlib
 import json
@@ -35,11 +35,11 @@ from parts.config import (Flags, Settings, check_numbers, given_in, in_one_sente
 from parts.machine import build_for_cpu
 from parts.provenance import settings
 
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # as accelerate and torchrun tell their processes
-FIRST = os.environ.get("RANK", "0") == "0"  # this process writes, and speaks for all
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate and torchrun
+FIRST = os.environ.get("RANK", "0") == "0"  # this process writes and prints for all
 SHARDED = next((kind for kind in ("FSDP", "DEEPSPEED")
                 if os.environ.get(f"ACCELERATE_USE_{kind}") == "true"), "nothing")
-UNREAD = (  # minirl.py's flags that TRL has in another form, or not at all
+UNREAD = (  # flags of minirl.py that TRL has in another form or not at all
     "objective importance mask clip eps_low eps_high weight_cap length_norm replay log_groups "
     "eval_every eval_first train_anyway rollout_dtype kv_cache_dtype sleep micro_tokens")
 
@@ -47,50 +47,50 @@ UNREAD = (  # minirl.py's flags that TRL has in another form, or not at all
 # ------------------------------------------------------------------------------ settings
 @dataclass(frozen=True)
 class TRL:
-    """What this recipe has besides the flags of `python minirl.py --help`."""
+    """The flags of this recipe in addition to those of `python minirl.py --help`."""
 
     full: bool = False
-    """train all weights, without an adapter; saved every --keep-every steps, and at the end"""
+    """train all weights without an adapter; saved every --keep-every steps and at the end"""
     micro_rows: int = 0
-    """responses per forward and backward pass of a process; 0 = all of its share"""
+    """answers per forward and backward pass of a process; 0 = its whole share"""
     trl: str = "{}"
     """further settings of TRL's GRPOConfig, as JSON, such as '{"loss_type": "cispo"}'"""
 
 
 def parse(argv: list[str] | None = None) -> tuple[TRL, Flags]:
-    """The recipe's flags and those of minirl.py; of a run that is resumed, what they were before.
+    """The recipe's flags and those of minirl.py. A resumed run has its earlier ones.
 
-    FSDP and DeepSpeed have no whole adapter to hand over, so the engine gets merged weights.
+    FSDP and DeepSpeed split the adapter, so the engine gets merged weights.
     """
     argv, about = sys.argv[1:] if argv is None else argv, dict(
-        prog="trl_ada.py", description="Reinforce-Ada sampling in TRL, with minirl.py's flags too")
+        prog="trl_ada.py", description="Reinforce-Ada sampling in TRL; has minirl.py's flags, too")
     recipe, others = tyro.cli(TRL, args=argv, return_unknown_args=True, **about)
     flags = minirl_flags.parse(["--sync", "merge", *others])
     with in_one_sentence("trl_ada.py"):
         before = settings(Path("runs", flags.name)) if flags.resume else {}
         if not before:
             check(recipe, flags)
-        elif folders.checkpoints(Path("runs", flags.name)):  # without one nothing is lost
+        elif folders.checkpoints(Path("runs", flags.name)):  # else nothing can be mixed
             recipe = recipe_before(flags) if recipe == TRL() else recipe
             require_unchanged(recipe, flags, before)
     return recipe, flags
 
 
 def check(recipe: TRL, flags: Flags) -> None:
-    """Raises ValueError, one sentence, for what TRL cannot do, whatever the model is."""
+    """Raises ValueError, one sentence, for flags that TRL cannot use, whatever the model is."""
     check_numbers(recipe)
     require_effect(given_in(flags, vars(Flags())), [
-        (UNREAD, False, "in TRL, which has settings of its own in --trl"),
+        (UNREAD, False, "in TRL, which has its settings in --trl"),
         ("lora_rank lora_alpha", not recipe.full, "with full")])
     if flags.sync != "merge":
         raise ValueError("sync must be merge")
     if flags.n < 2 or flags.rule.allocates or flags.rule.refills:
-        raise ValueError("TRL takes n samples of each prompt, at least 2, and "
+        raise ValueError("TRL takes n answers per prompt, at least 2, and "
                          f"{flags.sampler} with n = {flags.n} does not: use uniform, ada-pos or "
                          "ada-balance, or minirl.py")
     if build_for_cpu() and needs_gpu(flags):
-        raise ValueError("float16, FSDP and DEEPSPEED need a GPU: on a CPU Accelerate leaves the "
-                         "last two out without a word")
+        raise ValueError("float16, FSDP and DEEPSPEED need a GPU, because on a CPU Accelerate "
+                         "ignores the last two without a message")
 
 
 def needs_gpu(flags: Flags) -> bool:
@@ -103,26 +103,26 @@ def recipe_before(flags: Flags) -> TRL:
 
 
 def require_unchanged(recipe: TRL, flags: Flags, before: dict) -> None:
-    """Raises ValueError if --resume changes what TRL takes from the checkpoint."""
+    """Raises ValueError if --resume changes a setting that TRL takes from the checkpoint."""
     now = dict(lr=flags.lr, keep_every=flags.keep_every)
     if recipe != recipe_before(flags) or now != {name: before[name] for name in now}:
-        raise ValueError("lr, keep_every, full, micro_rows and trl are those of the start: resume "
-                         "the run without them")
+        raise ValueError("lr, keep_every, full, micro_rows and trl cannot change with --resume: "
+                         "resume the run without them")
 
 
 def require_shares(recipe: TRL, c: Settings) -> None:
-    """Raises SystemExit if the processes would have unequal shares of a step."""
+    """Raises SystemExit if the processes would get unequal shares of a step."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
     if (c.batch_prompts % WORLD or rows % c.mini_batches
             or recipe.micro_rows and mini % recipe.micro_rows):
         raise SystemExit(
-            f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be cut evenly into {WORLD} "
+            f"batch_prompts = {c.batch_prompts} with n = {c.n} cannot be split evenly into {WORLD} "
             f"processes, mini_batches = {c.mini_batches} and micro_rows = {recipe.micro_rows}")
 
 
 def trl_settings(recipe: TRL, c: Settings):
-    """TRL's GRPOConfig: what the flags decide, and MiniRL's objective, which --trl may change."""
+    """TRL's GRPOConfig, from the flags and with MiniRL's objective, which --trl may change."""
     from trl import GRPOConfig
 
     mini = c.batch_prompts * c.n // WORLD // c.mini_batches
@@ -139,8 +139,8 @@ def trl_settings(recipe: TRL, c: Settings):
         model_init_kwargs=dict(dtype="float32" if recipe.full else c.dtype),
         logging_steps=1, save_strategy="steps", save_steps=save_every * c.mini_batches,
         report_to=c.report_to, ddp_find_unused_parameters=False,
-        num_iterations=1)  # else --steps would count something else
-    # else FSDP2 would keep whole gradients on each GPU until the last micro-batch
+        num_iterations=1)  # else --steps would have another meaning
+    # or FSDP2 would keep whole gradients on each GPU until the last micro-batch
     accumulation = dict(sync_each_batch=SHARDED == "FSDP")
     left_to_user = dict(
         accelerator_config=dict(gradient_accumulation_kwargs=accumulation), loss_type="dr_grpo",
@@ -156,7 +156,7 @@ def trl_settings(recipe: TRL, c: Settings):
                          f"decides, such as '{{\"loss_type\": \"cispo\"}}' ({error}).") from None
 
 
-if __name__ == "__main__":  # before torch is imported: --help and a wrong flag answer at once
+if __name__ == "__main__":  # before the import of torch, so that a wrong flag ends at once
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     OWN, FLAGS = parse()
 
@@ -183,9 +183,9 @@ from rewards import open_grader
 
 # ------------------------------------------------------------------------------ the trainer
 class AdaTrainer(GRPOTrainer):
-    """GRPOTrainer on the samples of `ada_sampler.collect`.
+    """GRPOTrainer with the answers of `ada_sampler.collect`.
 
-    problems: parts.data.Problem's with prompts; grader: rewards.open_grader's.
+    problems: list of parts.data.Problem with prompts. grader: from rewards.open_grader.
     """
 
     probe = None
@@ -194,19 +194,19 @@ class AdaTrainer(GRPOTrainer):
         self.config, self.engine, self.problems, self.grader = config, engine, problems, grader
         data = Dataset.from_list([dict(prompt=problem.prompt, place=place)
                                   for place, problem in enumerate(problems)])
-        grpo_trainer.VLLMGeneration = lambda **_: self  # of it TRL wants `sync_weights` alone
+        grpo_trainer.VLLMGeneration = lambda **_: self  # TRL only calls its `sync_weights`
         super().__init__(train_dataset=data, rollout_func=rollouts, reward_funcs=kept_reward,
                          **rest)
 
     def sync_weights(self) -> None:
-        """TRL calls it before it asks for rollouts, when the weights have changed."""
+        """TRL calls this before rollouts if the weights have changed."""
         self.engine.clear_cache()
         self.engine.reload(trained_weights(self.model, self._dist.gather_params))
         self.probe = self.probe or PromptProbe(self)
         self.probed = self.probe.check()
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
-        """TRL's, with our advantages. `inputs`: a row of the data per sample, prompt by prompt."""
+        """TRL's, with our advantages. `inputs`: a row of the data per answer, prompt by prompt."""
         self.batch = [self.problems[row["place"]] for row in inputs[::self.num_generations]]
         output = super()._generate_and_score_completions(inputs)
         ours = torch.tensor([row["coefficient"] for row in inputs])  # of `rollouts`
@@ -214,7 +214,7 @@ class AdaTrainer(GRPOTrainer):
 
 
 def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
-    """TRL's rollout_func: draws for the prompts of this process, and returns the kept samples."""
+    """TRL's rollout_func: samples for the prompts of this process, returns the kept answers."""
     engine = SeededEngine(trainer.engine, trainer.config, trainer.state.global_step)
     with contextlib.closing(engine.bar):
         trainer.groups = collect(trainer.batch, trainer.config, engine, trainer.grader)
@@ -231,22 +231,22 @@ def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
 
 
 def rows_of(group, n: int) -> list[tuple]:
-    """[(sample, coefficient)], n of them: TRL has no room for less.
+    """[(answer, coefficient)], n of them, because TRL cannot take fewer.
 
-    Of a prompt that --drop-unresolved drops any n will do, with coefficient 0.
+    A prompt that --drop-unresolved drops gives any n answers, with coefficient 0.
     """
     return group.rows() or [(sample, 0.0) for sample in keep(group.pool, n)]
 
 
 def kept_reward(prompts, completions, reward, step_metrics, log_metric, **_) -> list[float]:
-    """TRL's reward function: what the grader said before. Logs the metrics of `rollouts`.
+    """TRL's reward function, which returns known rewards. Logs the metrics of `rollouts`.
 
-    TRL's own "reward" is of the kept samples, which were chosen: watch reward_first_round.
+    TRL's "reward" is the mean of the kept, selected answers, so watch reward_first_round.
     """
     for name, value in step_metrics[0].items():
         if name in ("samples", "tokens"):
-            log_metric(name, float(value * WORLD))  # TRL averages over what all processes log
-        elif isinstance(value, float):  # a mean over prompts or kept samples, or over all drawn
+            log_metric(name, float(value * WORLD))  # TRL averages over all processes
+        elif isinstance(value, float):  # a mean over prompts or kept answers, or all answers
             of_all_drawn = name in ("reward_pool", "response_length", "truncated")
             for _ in range(step_metrics[0]["samples"] if of_all_drawn else 1):
                 log_metric(name, value)
@@ -255,8 +255,8 @@ def kept_reward(prompts, completions, reward, step_metrics, log_metric, **_) -> 
 
 # ------------------------------------------------------------------------------ the run's folder
 class Keeper(TrainerCallback):
-    """Logs each step. Names a checkpoint step-XXXXXX once all processes have written it: one that
-    a crash cuts short has no such name. The newest two stay, and every --keep-every-th.
+    """Logs each step. Names a checkpoint step-XXXXXX after all processes have written it, so an
+    incomplete one has no such name. Keeps the newest two and every --keep-every-th.
     """
 
     def __init__(self, recipe: TRL, config: Settings):
@@ -278,16 +278,16 @@ class Keeper(TrainerCallback):
                 print(f"saved; evaluate it with {python()} eval.py --{kind} {named}")
 
     def step(self, state) -> int:
-        """Batches that were sampled so far: TRL counts optimizer steps."""
+        """The number of sampled batches so far, because TRL counts optimizer steps."""
         return -(-state.global_step // self.config.mini_batches)
 
 
 def before_training(recipe: TRL, flags: Flags, grader) -> SimpleNamespace:
-    """Settings, model files, problems and newest checkpoint. The first process takes the folder.
+    """Settings, model files, problems, newest checkpoint. Only the first process locks the folder.
 
-    Raises SystemExit, one sentence, for what cannot work, before the engine is started.
+    Raises SystemExit, one sentence, before the engine starts if a setting cannot work.
     """
-    PartialState(cpu=build_for_cpu())  # joins the other processes, or the broadcast reaches none
+    PartialState(cpu=build_for_cpu())  # joins the processes, or no broadcast reaches them
     if FIRST:
         start = before_the_engine(flags, grader)
         folders.write_safely(start.folder / "trl.json", json.dumps(asdict(recipe)))
@@ -301,17 +301,17 @@ def before_training(recipe: TRL, flags: Flags, grader) -> SimpleNamespace:
             config=config, model=model, tokenizer=tokenizer, newest=None,
             stops=stop_ids(model.path, tokenizer, config.template, config.stop),
             train=load_data(config, tokenizer, grader)[0])
-    [start.newest] = broadcast_object_list([start.newest])  # the first's, for which all wait
+    [start.newest] = broadcast_object_list([start.newest])  # from the first process
     require_resumable(start.newest, start.config.steps)
     require_shares(recipe, start.config)
     if len(start.train) < start.config.batch_prompts:
-        raise SystemExit(f"{len(start.train)} problems are less than one batch of "
+        raise SystemExit(f"{len(start.train)} problems are fewer than one batch of "
                          f"{start.config.batch_prompts}: lower --batch-prompts.")
     return start
 
 
 def require_resumable(newest: Path | None, steps: int) -> None:
-    """Raises SystemExit, one sentence, unless there is something to be done from here."""
+    """Raises SystemExit, one sentence, if no step is left or the checkpoint does not fit."""
     if newest and folders.step_of(newest) >= steps:
         print(f"all of --steps {steps} are done")
         raise SystemExit(0)
@@ -331,16 +331,16 @@ def make_trainer(recipe: TRL, flags: Flags, grader) -> AdaTrainer:
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules=adapted_layers(start.model.config) if mixture
                       else "all-linear")
-    torch.manual_seed(c.seed)  # the adapter's start, in all processes alike
+    torch.manual_seed(c.seed)  # the same initial adapter in all processes
     trainer = AdaTrainer(
         c, engine, start.train, grader, model=path, args=args, callbacks=[Keeper(recipe, c)],
         processing_class=start.tokenizer, peft_config=None if recipe.full else lora)
-    trainer.eos_token_ids = start.stops  # TRL knows fewer, and counts answers that are cut off
+    trainer.eos_token_ids = start.stops  # TRL knows fewer, but counts truncated answers
     if recipe.full:  # the weights are saved with these
         trainer.model.generation_config.eos_token_id = start.stops
         trainer.model.config.eos_token_id = start.stops
     trainer.newest = start.newest and str(start.newest)
-    trainer.start = start  # so that its lock on the folder lives as long
+    trainer.start = start  # so that its lock on the folder stays
     return trainer
 
 

@@ -1,4 +1,4 @@
-"""What recipes/trl_ada.py adds to parts/engine.py and parts/probe.py so that they serve TRL."""
+"""Extends parts/engine.py and parts/probe.py for TRL, for recipes/trl_ada.py."""
 import importlib.metadata
 import os
 import random
@@ -8,8 +8,8 @@ TESTED = "1.16.0"
 
 installed = next((trl.version for trl in importlib.metadata.distributions(name="trl")), "none")
 if installed != TESTED:
-    raise SystemExit(f"recipes/trl_ada.py replaces private methods of TRL {TESTED}, and "
-                     f"installed is {installed}: pip install --no-deps trl=={TESTED}")
+    raise SystemExit(f"recipes/trl_ada.py replaces private methods of TRL {TESTED}, but "
+                     f"{installed} is installed: pip install --no-deps trl=={TESTED}")
 
 import torch
 from accelerate.utils import is_peft_model
@@ -23,14 +23,14 @@ from parts.probe import Probe, tolerances
 from parts.routing_replay import is_supported
 
 configure_vllm(build_for_cpu())  # before TRL imports it
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func: the version is pinned
-warnings.filterwarnings("ignore", "TRL currently supports vLLM")  # it does not drive it here
-TEXTS, LONGEST = 8, 256  # of the probe; tokens of a text
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # for rollout_func; the version is pinned
+warnings.filterwarnings("ignore", "TRL currently supports vLLM")  # TRL does not drive vLLM here
+TEXTS, LONGEST = 8, 256  # number of the probe's texts, tokens of a text
 
 
 def start_beside_others(model: str, options: dict, start=core.start):
-    """vLLM; in one of several processes, on the GPU of this process's number. Clusters and
-    notebooks may set LOCAL_RANK for a single process, too, but it has no group.
+    """vLLM, and with several processes on the GPU with the number of this process. Clusters and
+    notebooks may set LOCAL_RANK for a single process, too, but then there is no group.
     """
     if "LOCAL_RANK" in os.environ and torch.distributed.is_initialized():
         options |= dict(distributed_executor_backend="external_launcher")
@@ -41,8 +41,8 @@ core.start = start_beside_others
 
 
 class SeededEngine(EngineForSampler):
-    """Gives every sample a seed of its own, made of what it is: it does not depend on which process
-    draws it, and no two processes draw the same.
+    """Gives every answer a seed made of run, step, problem and number, so it does not depend on the
+    process, and no two processes sample the same answer.
     """
 
     def __init__(self, engine, config, step: int):
@@ -56,10 +56,10 @@ class SeededEngine(EngineForSampler):
 
 @torch.no_grad()
 def trained_weights(model, gather):
-    """Yields (name in the model's files, weight) of what is trained; of an adapter W + scale B A.
+    """Yields (name in the model's files, weight) of trained weights; for an adapter W + scale B A.
 
-    What FSDP2 or ZeRO-3 (`gather`) has cut up is put together, one layer at a time: all processes
-    must ask for all layers.
+    Weights that FSDP2 or ZeRO-3 (`gather`) has split are joined one layer at a time, so all
+    processes must request all layers.
     """
     if is_peft_model(model):
         for name, layer in sent_layers(model):
@@ -67,21 +67,21 @@ def trained_weights(model, gather):
                 for part, weight in merged(name, layer):
                     yield part, whole(weight)
         return
-    # duplicates: vLLM's CPU build has a copy of its own of a head that shares its weight
+    # with duplicates, because vLLM's CPU build copies a head that shares its weight
     for name, weight in model.named_parameters(remove_duplicate=False):
         with gather([weight]):
             yield name, whole(weight)
 
 
 def whole(weight):
-    """A copy, put together from its shards if it is of FSDP2: ZeRO-3 takes its own back at once."""
+    """A copy, joined from its shards with FSDP2. ZeRO-3 splits its weight again at once."""
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.clone()
 
 
 class PromptProbe(Probe):
-    """parts/probe.py's, of a few prompts: all processes have the same, and nothing is drawn.
+    """The probe with a few prompts, the same ones in all processes, without sampling.
 
-    One pass for each, through the whole of the trainer's model, as FSDP wants it.
+    Each takes one pass through the whole model of the trainer, as FSDP needs it.
     """
 
     def __init__(self, trainer):
@@ -94,7 +94,7 @@ class PromptProbe(Probe):
 
     @torch.no_grad()
     def trainer(self):
-        """log pi [T] of all tokens of the texts but their first, at temperature 1."""
+        """log pi [T] of all tokens of the texts except the first ones, at temperature 1."""
         logprobs = []
         for row in self.rows:
             ids_T = torch.tensor(row.ids, device=self.trl.args.device)

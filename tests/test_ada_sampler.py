@@ -346,7 +346,7 @@ def test_a_sample_that_is_lost_names_its_prompt(cfg, p, key, way):
     (dict(n=1), "set n to 2 or more"), (dict(sampler="gvm", M=1), "set M to 2 or more"),
     *((dict(sampler=name, n=1, advantage="positives-only"), "set n to 2 or more")
       for name in ("dapo", "ada-balance")),
-    (dict(sampler="ada-est", M=1, advantage="positives-only"), "ada-est draws 2 to 32 answers"),
+    (dict(sampler="ada-est", M=1, advantage="positives-only"), "ada-est samples 2 to 32 answers"),
     (dict(sampler="ada-est", M=33), "M, their mean, cannot be 33"),
     (dict(sampler="ada-est", weighting="log"), "choose only one of them"),
     (dict(advantage="group-std", weighting="unbiased"), "choose only one of them")])

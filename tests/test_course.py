@@ -23,7 +23,8 @@ import torch
 
 import minirl
 from bench.mutate import mutated
-from course import bugs, check, train
+from course import bugs, check, grade, train
+from course.checks import Wrong, must_be, spelled
 from helpers import HANG, ROOT, lines
 from parts import logprobs
 from parts.config import Settings, parse
@@ -98,6 +99,22 @@ def graded(row: dict) -> list[str]:
         exec(compile(code, row["lab"], "exec"), space)
     found = check.grade(row["lab"], {name: space[name] for name in check.HOMES[row["lab"]]})
     return list(itertools.islice((one.problem for one in found if one.problem), 1))
+
+
+@pytest.mark.parametrize("right", [0.001, 1.0, 9.9, 123.0])
+def test_float32_passes_and_numbers_that_do_not_are_spelled_differently(right):
+    must_be("call", torch.tensor(right), right)
+    for yours in (right + 1.2e-5 * max(1, right), right - 1.2e-5 * max(1, right)):
+        with pytest.raises(Wrong, match="yours is"):
+            must_be("call", yours, right)
+        assert spelled(yours) != spelled(right)
+
+
+def test_a_cause_is_named_only_if_it_is_the_only_one_that_fits():
+    for causes, named in (({"a": 2}, "\na"), ({"a": 3}, ""), ({"a": 2, "b": 2}, "")):
+        with pytest.raises(Wrong) as found:
+            must_be("call", 2, 1, causes=causes)
+        assert str(found.value) == f"call: yours is 2, and it must be 1{named}"
 
 
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: f"{row['lab']}-{row['right']}")
@@ -179,6 +196,8 @@ FILES = [  # lab, its text, what is said
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
                   "0 of 10 points", "keep(pool=[], n=1) raised ValueError: too few",
                   "in line 14 of mine.py"]),
+    (5, "def objective(*_): pass\nset_norms = importance_weight = objective",
+     ["objective must return (term_T, M_T, w_T), and yours returns NoneType None"]),
     (3, "def exit_test(*_): return inner()\ndef inner(): return 1 / 0\ndef keep(*_): pass",
      ["in line 2 of mine.py"])]
 
@@ -203,14 +222,41 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
     assert [sentence for sentence in sentences if sentence not in said] == []
 
 
-@pytest.mark.parametrize("well, path", [(True, ""), (False, "mine.py")])
-def test_the_exit_code_says_whether_a_file_has_all_points(tmp_path, monkeypatch, well, path):
+@pytest.mark.parametrize("words, file", [
+    (["3"], "lab_3.py"), (["lab_3"], "lab_3.py"), (["lab_3.py"], "lab_3.py"),
+    (["3", "{}"], "lab_3.py"), (["3", "{}/mine.py"], "mine.py"),
+    (["{}/Lab3 ann.py"], "Lab3 ann.py")])
+@pytest.mark.parametrize("well", [True, False])
+def test_the_exit_code_says_whether_a_file_has_all_points(tmp_path, monkeypatch, well, words, file):
+    monkeypatch.setattr(check, "LABS", tmp_path)
     monkeypatch.setattr(check, "grade_file", lambda *asked: well and asked == (
-        "lab_3", tmp_path / "lab_3.py"))
-    monkeypatch.setattr(sys, "argv", ["", "3", str(tmp_path / path)])
+        "lab_3", tmp_path / file))
+    monkeypatch.setattr(sys, "argv", ["", *(word.format(tmp_path) for word in words)])
     with pytest.raises(SystemExit) as ended:
         check.main()
     assert ended.value.code == 1 - well
+
+
+def test_a_name_without_a_lab_is_refused_with_what_to_do(capsys, monkeypatch):
+    for word in ("9", "mine.py", "lab_12.py"):
+        said = said_by(check.main, capsys, monkeypatch, word)
+        assert said.startswith(f"Which lab is {word}?") and "called lab_N.py" in said
+
+
+def test_a_class_gets_a_table_and_a_text_for_each_student(tmp_path, capsys, monkeypatch):
+    right = next(row["code"] for row in RIGHT if row["lab"] == "lab_3")
+    (tmp_path / "class/ann/deeper").mkdir(parents=True)
+    for name, text in {"ann/lab_3.py": "def (:", "ann/deeper/lab_3 (1).py": right, "x.py": "",
+                       "lab_1_dan.py": "import os; os._exit(0)"}.items():
+        (tmp_path / "class" / name).write_text(text)
+    out = tmp_path / "out"
+    said = said_by(grade.main, capsys, monkeypatch, tmp_path / "class", "--out", out)
+    assert "x.py is not graded, because its name does not say the lab" in said
+    table = (out / "points.csv").read_text().splitlines()
+    assert table == ["student," + ",".join(LABS), "ann,,,10,,,,,", "dan,0,,,,,,,"]
+    ann, dan = ((out / f"{name}.txt").read_text() for name in ("ann", "dan"))
+    assert "line 1: SyntaxError" in ann and "10 of 10 points" in ann
+    assert "the code ended the program" in dan
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):

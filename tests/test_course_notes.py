@@ -10,9 +10,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from course import check, figures, laws, quiz_sheet
 from helpers import ROOT
+from parts.config import Settings
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -108,7 +110,7 @@ def test_the_printed_quizzes_have_every_option_and_no_answer(tmp_path):
 
 
 @pytest.mark.parametrize("draw, page, stated", [
-    (figures.stale, 6, r"stops more tokens: (.*) % without replay"),
+    (figures.stale, 6, r"masks more tokens, namely (.*) % without replay"),
     (figures.evaluation, 8, r"30 questions and .* = (.*)\n")])
 def test_a_figures_first_curve_has_the_values_that_its_page_states(draw, page, stated):
     left, right = Figure().subplots(1, 2)
@@ -239,6 +241,37 @@ def test_mean_and_variance_of_a_capped_weight(sigma, cap):
     assert laws.capped(sigma, cap) == pytest.approx((first, (w**2 * density).sum() - first**2))
 
 
+def test_the_table_of_note_5_has_what_the_programs_objective_gives():
+    rows = re.findall(r"^\| [1-4] \|(.*)\|$", NOTES[4].read_text(), re.M)
+    A, old, now, mu, r, w, mask, used, factor = torch.tensor(
+        [[float(cell.replace("$", "")) for cell in row.split("|")] for row in rows]).T
+    lp = now.log().requires_grad_()
+    term, mask_T, weight_T = minirl.objective(lp, old.log(), mu.log(), A, Settings())
+    term.sum().backward()
+    assert len(rows) == 4 and mask.tolist() == mask_T.tolist() == [1, 0, 1, 0]
+    assert torch.allclose(r, now / old) and torch.allclose(w, weight_T)
+    assert torch.allclose(used, w.clamp(max=5)) and torch.allclose(factor, lp.grad)
+
+
+def test_ppos_objective_is_flat_exactly_where_the_mask_is_0():
+    for axis, A in zip(panels := Figure().subplots(1, 2), (1.0, -1.0)):
+        figures.surrogate(*panels)
+        r, y = (torch.tensor(data) for data in axis.lines[1].get_data())
+        middle = ((r[1:] + r[:-1]) / 2).clamp(min=1e-9).log()
+        _, mask, _ = minirl.objective(middle, 0 * middle, middle, A + 0 * middle, Settings())
+        assert torch.equal((y.diff().abs() > 1e-9).to(mask), mask) and 0 < mask.sum() < len(mask)
+
+
+# ---------------------------------------------------------------- session 6: routers change experts
+def test_an_error_changes_the_experts_as_often_as_the_note_says():
+    """The gap is exponential with density kappa at 0; sigma is small against its mean 1 / kappa."""
+    kappa, sigma = 0.5, 0.01
+    gaps = np.linspace(0, 10 * sigma, 100_001)
+    larger = np.array([1 - laws.Phi(gap / sigma) for gap in gaps])
+    found = np.trapezoid(larger * kappa * np.exp(-kappa * gaps), gaps)
+    assert laws.flip(kappa, sigma) == pytest.approx(found, rel=0.01)
+
+
 # ----------------------------------------------------------------------------- session 7: loophole
 @pytest.mark.parametrize("p, h, prompts", [(0.2, 0.002, 50), (0.2, 0.008, 50), (0.3, 0.001, 20)])
 def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
@@ -247,6 +280,15 @@ def test_the_loophole_wins_exactly_above_the_threshold(p, h, prompts):
     assert rewards[-1] > 0.97 and rewards == sorted(rewards)
     assert accuracy < 0.05 or accuracy > 0.9
     assert (accuracy < 0.05) == (prompts * h > p)
+
+
+def test_the_drawn_paths_end_on_the_side_of_the_threshold_where_they_begin():
+    figures.paths(left := Figure().subplots(), right := Figure().subplots())
+    for axis, prompts in ((left, 50), (right, 500)):
+        *paths, threshold = (np.array(line.get_data()) for line in axis.lines)
+        assert threshold[1] == pytest.approx(threshold[0] / prompts)
+        wins = [(p[0] < prompts * h[0], p[-1] < h[-1]) for p, h in paths[::2]]
+        assert len(wins) == 5 and all(above == won for above, won in wins)
 
 
 # --------------------------------------------------------------------------- session 8: evaluation

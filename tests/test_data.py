@@ -231,7 +231,7 @@ def test_odd_golds_are_counted_and_those_that_no_answer_meets_not_trained_on(dro
     assert capsys.readouterr().out.splitlines() == [
         rf"data: 2 of 18 golds cannot be read by math-verify, such as '?\x1b[2J', '??': {fate}",
         "data: 12 of 18 golds are no single number or formula, such as 'TODO', 'nan', '2,0': an "
-        r"answer must repeat the words, or give all of the values, as in \boxed{TODO}"]
+        r"answer must repeat the words or give all values, as in \boxed{TODO}"]
     data.check_golds(with_golds("3h", "12 o'clock"), grader)  # a unit counts that has no space
     assert "2 of 2 golds are no" in capsys.readouterr().out
     data.check_golds(with_golds("TODO", source="math500"), grader)  # nobody can mend those
@@ -247,14 +247,14 @@ def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_pat
     train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert (f"{len(held_out)} of the 300 problems held out for evaluation: a hash of each text "
-            "decides, with a chance of a tenth") in capsys.readouterr().out
+    assert (f"{len(held_out)} of the 300 problems held out for evaluation; a hash of the text "
+            "selects each with probability 1/10 (--eval-data") in capsys.readouterr().out
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
         assert train and held_out and len(train) + len(held_out) == count
     for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
-        with pytest.raises(SystemExit, match="all of it is in the held-out set too. Name another"):
+        with pytest.raises(SystemExit, match="all of it is in the held-out set, too. Name another"):
             data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
 
 

@@ -178,7 +178,7 @@ def test_nothing_cached_survives_a_sync():
     with pytest.raises(RuntimeError, match="did not drop its cache"):
         engine.sync(None)
     engine._keys = {"1": "half-way"}
-    with pytest.raises(RuntimeError, match="1 responses are still being written"):
+    with pytest.raises(RuntimeError, match="1 answers are still being written"):
         engine.sync(None)
     assert len(done) == 3
 

@@ -185,7 +185,7 @@ class WithoutNumbers(Engine):
 def test_a_model_that_computes_no_numbers_is_not_evaluated_as_wrong():
     """NaN in the weights, or overflow in float16: vLLM then writes token 0 (`!!!!`) for ever."""
     engine = WithoutNumbers()
-    with pytest.raises(SystemExit, match="damaged, or too large for float16"):
+    with pytest.raises(SystemExit, match="damaged or too large for float16"):
         sampled([question("q")], engine=engine)
     engine.finite = 1  # one token that overflowed does not end it
     assert None not in sampled([question("p")], engine=engine)
@@ -295,7 +295,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
         assert sets[0]["reward/half"] == (-5 - 4 + 0 - 3) / 8  # a part that is missing is 0
         evaluation.show_results(summary, rows, ".3g")
         said = capsys.readouterr().out
-        assert "WARNING: no verdict on 2 of 7 samples, such as " in said
+        assert "WARNING: no verdict on 2 of 7 answers, such as " in said
         assert "\n  reward/half -1.5, reward/rest -1.5\n" in said
         file.write_text("".join(file.read_text().splitlines(True)[:3]) + '{"data": "a", "rew')
 
@@ -360,7 +360,7 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed
     assert evaluation.load_finished(other, alike, one) == [1.0]
     assert capsys.readouterr().out == ""
     assert evaluation.load_finished(other, FINISHED | changed, one) == [1.0]
-    assert f"differs in {next(iter(changed))}: the difference" in capsys.readouterr().out
+    assert f"differs in {next(iter(changed))}, so the difference" in capsys.readouterr().out
     other_evaluation(tmp_path, row=ROW | dict(reward=None, status="raised"))
     assert evaluation.load_finished(other, alike, one) == [0.0]  # a reward that failed
 

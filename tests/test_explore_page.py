@@ -154,7 +154,7 @@ def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width)
     assert "".join(texts).replace("↵", "\n") == "".join(sample["tokens"])
     on("sample", page.locator(".token[data-t='10']"))
     why = page.inner_text("#why")
-    assert sample["mask"][10] == "0" and why.startswith("Gradient 0: the mask stops it.")
+    assert sample["mask"][10] == "0" and why.startswith("Gradient 0 by the mask.")
     on("sample", page.locator(".token[data-t='2']"))  # nothing lies above it
     assert page.inner_text("#why").startswith("Gradient −0.")
     box = page.locator("#why").bounding_box()
@@ -340,7 +340,7 @@ def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
         page.reload()
         page.wait_for_selector("body[data-ready]")
         assert address(page) == where and page.inner_text("main") == words
-    for where, title in (("0/step/10/prompt/999", "Nothing is recorded here"),
+    for where, title in (("0/step/10/prompt/999", "There is no such record"),
                          ("7/step/5000", "Step 5000"),
                          ("0/step/10/prompt/9/sample/5/token/1.5", "Answer 6 of 16"),
                          ("0/all?only=toString&sort=valueOf", "All recorded steps")):

@@ -288,7 +288,7 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
     file = saved / name
     whole = file.read_bytes()
     file.unlink() if left is None else file.write_bytes(whole[:int(left * len(whole))])
-    said = "step-000002 is damaged .*: remove it, and --resume goes on from the one before"
+    said = "step-000002 is damaged .*: remove it, and --resume continues from the one before"
     with pytest.raises(SystemExit, match=said) as ended:
         folders.restore(saved, *learning)
     file.write_bytes(whole)

@@ -201,9 +201,9 @@ def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
 # ------------------------------------------------------------------------------ what goes wrong
 @pytest.mark.parametrize("status, failed, reward, said", [
     ("unparseable", 100, "", ""), ("timeout", 2, "", ""),
-    ("timeout", 3, "", "the verifier gave no verdict on 3 of 100 samples, such as gold 'gold 0'"),
-    ("killed", 3, "", "the verifier gave no verdict on 3 of 100 samples, such as gold 'gold 0'"),
-    ("no_number", 3, "mine.py:f", "--reward gave no verdict on 3 of 100 samples, such as problem "
+    ("timeout", 3, "", "the verifier gave no verdict on 3 of 100 answers, such as gold 'gold 0'"),
+    ("killed", 3, "", "the verifier gave no verdict on 3 of 100 answers, such as gold 'gold 0'"),
+    ("no_number", 3, "mine.py:f", "--reward gave no verdict on 3 of 100 answers, such as problem "
      "'asked 0'")])
 def test_no_verdict_on_more_than_a_fiftieth_is_reported(status, failed, reward, said):
     pool = [SimpleNamespace(status=status if i < failed else "wrong", why="because",
@@ -249,7 +249,7 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
 
 @pytest.mark.parametrize("rewards, status, settings, causes", [
     ([0] * 9, "no_box", {}, ["9 of 9 answers have no \\boxed{}", "--template"]),
-    ([0] * 9, "timeout", {}, ["the verifier gave no verdict on 9 of 9 samples", "timeout"]),
+    ([0] * 9, "timeout", {}, ["the verifier gave no verdict on 9 of 9 answers", "timeout"]),
     ([0.1, 0.2], "scored", dict(reward="own.py:f"),
      ["(0.1 to 0.2) are on one side of --threshold 0.7", "a threshold between them"]),
     ([0.8, 0.9, 1], "scored", dict(reward="own.py:f"), ["are on one side"]),
@@ -264,7 +264,7 @@ def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
         capsys, rewards, status, settings, causes):
     why = watched(3, rewards, status, "stop", 0, **settings)
     assert all(cause in why for cause in causes), why
-    assert "after step 3" in why and why.endswith("all the same: --resume --train-anyway.")
+    assert "after step 3" in why and why.endswith("anyway: --resume --train-anyway.")
     out = capsys.readouterr().out
     assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and status in out
 
@@ -286,7 +286,7 @@ def test_silence_has_to_last_and_a_step_of_the_optimizer_is_hope(looks, last):
 
 def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(capsys):
     assert not watched(1, *ODD["c"], 1)
-    assert "--max-tokens 64 cuts off 100%" in capsys.readouterr().out
+    assert "--max-tokens 64 truncates 100%" in capsys.readouterr().out
     assert not watched(2, *ODD["c"], 2) and capsys.readouterr().out == ""
     assert not watched(2, [0.1, 0.2], "scored", "stop", 2, reward="own.py:f")
     assert "WARNING, step 2: all rewards (0.1 to 0.2)" in capsys.readouterr().out
@@ -294,7 +294,7 @@ def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(caps
     assert "WARNING, step 2: --reward gave no verdict on 2 of 2" in capsys.readouterr().out
     for ess in (0.2, 0.3):  # with weights of which few count
         assert not watched(3, *ODD["e"], 3, ess=ess)
-        assert ("WARNING, step 3: the importance weights leave 20% of" in capsys.readouterr().out
+        assert ("WARNING, step 3: the effective sample size of the" in capsys.readouterr().out
                 ) == (ess < 0.3)
     assert not watched(9, *ODD["C"], 0, train_anyway=True)
     assert not watched(9, *ODD["S"], 0, skipped=1)  # float16: the loss scale settles

@@ -103,10 +103,10 @@ def without_words(folder):
 @pytest.mark.parametrize("harm, words", [
     (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
     (lambda folder: change(folder, tie_word_embeddings=False), "no lm_head.weight"),
-    (beside("adapter_model.safetensors"), "adapter_.* lies beside"),
-    (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)), "lies beside"),
+    (beside("adapter_model.safetensors"), "adapter_.* is next to"),
+    (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)), "is next to"),
     (lambda folder: change_weights(folder, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
-     "no weights for model.layers.1.mlp.up_proj.weight: mend or replace it"),
+     "no weights for model.layers.1.mlp.up_proj.weight: repair or replace it"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
      "weights of .*no model.safetensors, and only safetensors are read"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*Couldn't instantiate"),
@@ -131,7 +131,7 @@ def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     sentence = str(end.value)
     assert sentence.isprintable() and sentence.endswith(".") and "hub" not in sentence
     if "Cannot load" in sentence:
-        assert str(folder) in sentence and "Mend or replace the folder" in sentence
+        assert str(folder) in sentence and "Repair or replace the folder" in sentence
 
 
 def test_a_model_is_had_from_the_hub_and_smollm_once_made_always_from_its_folder(
@@ -182,7 +182,7 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
             tokenizer_config=dict(auto_map=dict(AutoTokenizer=["evil.T", None]))).items():
         (tmp_path / f"{file}.json").write_text(json.dumps(content))
     for read in (lambda path: models.find_model(path, path), models.load_tokenizer):
-        with pytest.raises(SystemExit, match="Python code of its own, which is never run"):
+        with pytest.raises(SystemExit, match="comes with Python code, which is never run"):
             read(str(tmp_path))
     assert not (tmp_path / "owned").exists() and "[y/N]" not in capsys.readouterr().out
 

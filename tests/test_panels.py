@@ -23,7 +23,7 @@ def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, drawn):
     """Where all weights are 1 but for rounding: then no token is masked."""
     run = make(tmp_path / r"a$\frac$", name=name)
     some = [(*panel, keys | dict(absent="")) for *panel, keys in panels.PANELS if panel[1] in (
-        "Reward while training", "Tokens stopped by the mask", "Engine against trainer")]
+        "Reward while training", "Masked tokens", "Engine compared with trainer")]
     monkeypatch.setattr(panels, "PANELS", some)
     append(run / "metrics.jsonl", dict(step=98, weight_min=1.0, weight_max=weight), dict(step=99))
     (run / "eval.jsonl").unlink()

@@ -184,7 +184,7 @@ def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, tmp_path,
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template
-    with pytest.raises(SystemExit, match=f"--template chat .*{words}.*: take none, which") as stop:
+    with pytest.raises(SystemExit, match=f"--template chat .*{words}.*: use none, which") as stop:
         add_prompts(asked("1+1=?", "1+2=?"), tokenizer, "chat", 50)
     assert str(stop.value).isprintable()
 

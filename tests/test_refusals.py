@@ -108,7 +108,7 @@ BAD_DATA = [
      "Expecting value: line 2 column 32"),
     ("deep.jsonl", '{"problem": "a", "answer": ' + "[" * 900 + "]" * 900 + "}", "without a gold"),
     ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
-    ("odd.jsonl", '{"problem": "a", "label": "1"}', "without golds, take --reward FILE.py:FUNCT"),
+    ("odd.jsonl", '{"problem": "a", "label": "1"}', "without golds, use --reward FILE.py:FUNCTI"),
     ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
 ]
 BAD_TEMPLATES = [
@@ -134,22 +134,22 @@ REFUSED = {
         ("--temperature 0 --threshold 0.5", "temperature must be from 0.01 to 100.0, not 0.0"),
         ("--threshold 0.5", "threshold has no effect without reward"),
         ("--sampler uniform --M 9", "M has no effect with sampler uniform"),
-        ("--sampler dapo --weighting unbiased", "weighting has no effect where all draws are kept"),
+        ("--sampler dapo --weighting unbiased", "no effect where all answers are kept"),
         ("--max-rounds-all-correct 4", "has no effect with only N = 4 rounds"),
         ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
         ("--objective cispo --weight-cap 4", "weight_cap has no effect with objective cispo"),
         ("--importance none --weight-cap 4", "no effect with importance none"),
         ("--no-clip --eps-low 0.1 --mini-batches 2", "eps_low has no effect without clip"),
         ("--no-clip --mask dppo --mini-batches 2", "mask has no effect without clip"),
-        ("--mask dppo --eps-low 0.1 --mini-batches 2", "which looks at differences"),
+        ("--mask dppo --eps-low 0.1 --mini-batches 2", "which bounds differences"),
         ("--no-clip", "clip has no effect with one mini-batch"),
         ("--replay r2", "replay has no effect with one mini-batch"),
-        ("--replay r3", "tiny, which is no mixture of experts that can be replayed: leave it out"),
+        ("--replay r3", "tiny, which is no MoE model that can be replayed: leave it out"),
         ("--model NoSuchModel", "NoSuchModel"),
         ("--model runs/mime", "There is no folder runs/mime; did you mean runs/mine?"),
         ("--model ~nobody/x", "--model tiny"),
         ("--eval-data missing.jsonl", "data file missing.jsonl: No such file or directory; --data"),
-        ("--columns a,b", "columns has no effect where the columns of all problems are known"),
+        ("--columns a,b", "columns has no effect with data whose columns are known"),
         ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
         ("--model grown --data grown.jsonl --template chat --max-tokens 9 --max-prompt-tokens 40",
          "token <39> (id 390), but the model's embedding has 384 rows", a_token_more),
@@ -187,13 +187,13 @@ REFUSED = {
     ],
     "eval.py": [
         ("--k 0", "k must be from 1 to 1000000, not 0"),
-        ("--columns a,b", "columns has no effect where the columns of all problems are known"),
+        ("--columns a,b", "columns has no effect with data whose columns are known"),
         ("--sync merge", "sync has no effect without adapter"),
         ("--engine-memory 0.3", "engine_memory has no effect without a GPU"),
         ("--temperature 0", "use --k 1"),
         ("--threshold 0.5", "threshold has no effect without reward"),
         ("--base", "base has no effect without adapter, which names a run or a PEFT folder"),
-        ("--adapter runs/mine --base --against out", "base and against both name what to compare"),
+        ("--adapter runs/mine --base --against out", "base and against cannot be used together"),
         *((f"--out out --data {name}", words, text(Path(name), content))
           for name, content, words in BAD_DATA),
         *((f"--out out --data {name}", "builtin-words, math500") for name in (
@@ -220,8 +220,8 @@ REFUSED = {
          "--max-prompt-tokens 40", "token <39> (id 390), but the model's embe", a_token_more),
         (f"{FITS} --against runs/mine", "runs/mine/protocol.json is missing or damaged"),
         (f"{FITS} --against runs", "damaged", text(Path("runs/protocol.json"), "[]")),
-        (f"{FITS} --against runs", "runs has other questions (gsm8k = 5 questions, abc) than there "
-         "are here (sums.jsonl = 21 questions, ", text(
+        (f"{FITS} --against runs", "runs has other questions (gsm8k = 5 questions, abc) than this "
+         "evaluation (sums.jsonl = 21 questions, ", text(
              Path("runs/protocol.json"), '{"questions": {"gsm8k": "5 questions, abc"}}')),
     ],
     "explore.py": [

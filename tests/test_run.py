@@ -93,7 +93,7 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     metrics = dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3)
     running.update_bar(metrics, run)
     assert run.bar.set_postfix_str.call_args.args == (
-        "reward 0.10  held-out 0.50, 0.25  samples 9  no signal 30%",)
+        "reward 0.10  held-out 0.50, 0.25  samples 9  no gradient 30%",)
     line = running.evaluation_line("", dict(avg=-3.5, ci_low=-4, ci_high=9, correct=0.25), run)
     assert "avg@2 -3.5 [-4, 9], 25.0% above the threshold   500 samples, 12 s" in line
 
@@ -140,8 +140,8 @@ ENDS = [  # how it ends (a signal, an error, or more bytes than there are), exit
     (signal.SIGINT, 130, "stopped; "),
     (signal.SIGTERM, 143, "stopped; "),
     (OSError(28, "No space left on device", "a.jsonl"), 1, "No space left on device: 'a.jsonl'; "),
-    (2**46, 1, "Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, "
-               "or try --sleep; "),
+    (2**46, 1, "Out of memory: lower --micro-tokens, then --engine-memory, then "
+               "--max-tokens, or try --sleep; "),
     (BrokenPipeError(32, "Broken pipe"), 1, "Broken pipe; "),
     (RuntimeError("shapes differ"), 1, "RuntimeError; ")]
 
@@ -261,7 +261,7 @@ def test_a_tracker_gets_each_step_and_evaluation_under_one_name(run, monkeypatch
     said = capsys.readouterr().out
     assert f"WARNING: step 22 did not reach {name} (ConnectionError: no network" in said
     assert "\x1b" not in said and rows(run, "metrics.jsonl")[-1]["step"] == 22
-    with pytest.raises(SystemExit, match=f"^{name} did not start .*install or mend it.*--report"):
+    with pytest.raises(SystemExit, match=f"^{name} did not start .*install or fix it.*--report"):
         running.open_tracker(run.folder, run.config)
 
 
@@ -359,7 +359,7 @@ def test_config_json_says_after_which_step_each_start_went_on(tmp_path, capsys):
     file.write_text(file.read_text().replace(prompts, "others"))
     gc.collect()
     small_run(tmp_path, steps=2, lr=0.5, **how)
-    assert "WARNING: the prompts are not those of the start" in capsys.readouterr().out
+    assert "WARNING: the prompts have changed since the run started" in capsys.readouterr().out
     found = provenance.read_config(folder)
     starts = found["starts"]
     assert found["inputs"]["prompts"] == "others"
@@ -396,7 +396,7 @@ def test_a_run_is_known_by_what_it_was_started_with(
                     reward="~/mine.py:score" if file == "mine.py" else "")
     small_run(tmp_path, **settings)
     said = capsys.readouterr().out
-    assert "data: a step takes 4 prompts (--batch-prompts) of 1 to train on, so some are in" in said
+    assert "a step takes 4 prompts (--batch-prompts), but only 1 are there to train on" in said
     gc.collect()
     (tmp_path / file).write_text(INPUTS[file].replace(old, new))
     with contextlib.nullcontext() if not flag else pytest.raises(
@@ -412,7 +412,7 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
         running.close_run(run, bootstrap)
         answered(run, 0, a=[0.5])
         compared, _, look, go_on = capsys.readouterr().out.splitlines()
-        assert f"cannot be said, because answers.jsonl has no evaluation {lacking}" in compared
+        assert f"is not known, because answers.jsonl has no evaluation {lacking}" in compared
         assert f"eval.py --adapter {run.folder} --base compares it with its base" in compared
         assert look.endswith(f"explore.py {run.folder}")
         flags = go_on.split("minirl.py ")[1].split()
@@ -500,7 +500,7 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
     said = capsys.readouterr().out
     assert all(f"2 of 3 golds cannot be read by math-verify, such as '??', '?': {fate}" in said
                for fate in ("dropped", "only the same string is right"))
-    assert "too few to tell" in said
+    assert "too few to see progress" in said
     config = replace(config, reward="mine.py:score")  # decides alone what is right
     assert [*map(len, running.load_data(config, make.build_tokenizer(), grader))] == [3, 3]
 

@@ -280,10 +280,10 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
 # ------------------------------------------------------------------------------ what is refused
 @pytest.mark.slow  # it imports TRL
 @pytest.mark.parametrize("flags, words", [
-    ("--sampler ada-est", "TRL takes n samples of each prompt, at least 2, and ada-est with n = 4"),
+    ("--sampler ada-est", "TRL takes n answers per prompt, at least 2, and ada-est with n = 4"),
     ("--sampler dapo", "and dapo with"),
     ("--n 1 --sampler uniform --advantage positives-only", "and uniform with n = 1"),
-    ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be cut evenly into 2 processes"),
+    ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be split evenly into 2 processes"),
     ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),
     ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5"),
     ("--full --lora-rank 8", "lora_rank has no effect with full"),
@@ -292,7 +292,7 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
     # what shows later, but before the engine
     ('--trl {"num_generations":9}', "multiple values for keyword argument 'num_generations'"),
     ("--trl [1]", "--trl must be a JSON object"),
-    ("--batch-prompts 6000", "5999 problems are less than one batch of 6000"),
+    ("--batch-prompts 6000", "5999 problems are fewer than one batch of 6000"),
 ])
 def test_what_cannot_work_ends_in_a_sentence(recipe, monkeypatch, capsys, flags, words):
     monkeypatch.setattr(recipe, "WORLD", 2)

@@ -1,7 +1,7 @@
-r"""What kind of answer a normalized string is: a number, words, a choice, named values, a list.
+r"""Finds the kind of a normalized answer: a number, words, a choice, named values, a list.
 
-Everything here looks at strings only, in time linear in their length, because it runs in the
-trainer's own process on what a model wrote.
+All functions work on strings only, in time linear in their length, because they run in the
+trainer's process on text that a model wrote.
 """
 import functools
 import re
@@ -15,11 +15,11 @@ BOX = re.compile(r"""
     (?: (\{)                                                       # a group
       | ( [-+]?\.?\d[^\s$\\]* | \\(?:d?frac|sqrt|pi)[^\s$]* ))     # \boxed 7, \boxed\frac12
     """, re.VERBOSE)
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped one, to skip it
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # also matches escaped ones, to skip them
 
 
 def closing_braces(text: str, start: int) -> dict[int, int]:
-    """Positions: every opening brace after `start` -> the brace that closes it."""
+    """{position of each opening brace after `start`: position of its closing brace}."""
     opened, closing = [], {}
     for brace in BRACE.finditer(text, start):
         if brace[0] == "{":
@@ -30,9 +30,9 @@ def closing_braces(text: str, start: int) -> dict[int, int]:
 
 
 def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
-    """(start, end, content) of the outermost boxes; content is None when a box is never closed.
+    """(start, end, content) of the outermost boxes; content is None if a box is never closed.
 
-    One pass with a stack, so that 20,000 open braces take linear time. Escaped braces do not count.
+    One pass with a stack, so 20,000 unclosed braces take linear time. Escaped ones do not count.
     """
     boxes = list(BOX.finditer(text))
     closing = closing_braces(text, boxes[0].start()) if boxes else {}
@@ -83,8 +83,8 @@ def exact(text: str) -> tuple[Fraction, bool, bool] | None:
 def equal_numbers(gold: tuple, answer: tuple, style: str = "") -> bool:
     """Equal, exactly or (with a decimal point) once rounded to 6 decimals, as in math-verify.
 
-    Rounding must not make tiny numbers or a whole gold equal to others. 10% is 10 or 0.1, but 0.5
-    is not 0.5%. "minerva" is Qwen's rule: within 1e-4 relatively, also times or divided by 100.
+    Rounding may not make tiny numbers or a whole gold equal to others. 10% is 10 or 0.1, but 0.5 is
+    not 0.5%. "minerva" is Qwen's rule, a relative tolerance of 1e-4, also times or divided by 100.
     """
     (g, g_decimal, g_percent), (a, a_decimal, a_percent) = gold, answer
     hundredth, relative = Fraction(1, 100), abs(g) / 10 ** 4
@@ -135,7 +135,7 @@ def words(text: str) -> str | None:
     r"""The words of a textual answer in lower case, sorted if there are several; None for others.
 
     `\text{(C)}`, `(C)` and `C.` are "c"; `\text{an ellipse}` is "ellipse"; `p \lor q` is "p|q".
-    Words outside \text need three letters, since `AB` and `ab` may be products.
+    Words outside \text need three letters, because `AB` and `ab` may be products.
     """
     textual = LOOKS_LIKE_WORDS.search(CONNECTIVE.sub("", text))
     letter = re.compile("[A-Za-z]" if CONNECTIVE.search(text) else "[A-J]")
@@ -157,7 +157,7 @@ def is_one_value(gold: str) -> bool:
 
 
 def take_choice(gold: str, answer: str) -> str:
-    r"""`\textbf{(C)}\ 42` states a letter and a value: the one that the gold asks for."""
+    r"""The letter or the value of `\textbf{(C)}\ 42`, whichever kind the gold is."""
     if A_CHOICE.fullmatch(gold):
         chosen = CHOICE_AND_TEXT.fullmatch(answer) or CHOICE_AND_VALUE.match(answer)
         several = A_MARK.findall(answer)[1:] or CONNECTIVE.search(answer)
@@ -187,7 +187,7 @@ def split_top(text: str, separators: str) -> list[str]:
 
 
 def is_list(text: str) -> bool:
-    """Whether it lists values. An interval or a union of intervals does not."""
+    """Whether a text lists values. An interval or a union of intervals does not."""
     elements = split_top(CONNECTIVE.sub(",", without_set_braces(text)), ",;")
     return len(elements) > 1 and not any(each.startswith(("(", "[", "]")) for each in elements)
 
@@ -199,7 +199,7 @@ def without_set_braces(text: str) -> str:
 
 
 def expand_signs(text: str) -> str:
-    r"""`\frac{-1\pm\sqrt5}{2}` -> both values as a list: math-verify does it only between terms."""
+    r"""`\frac{-1\pm\sqrt5}{2}` -> both values as a list, as math-verify does only between terms."""
     if not PLUS_MINUS.search(text):
         return text
     elements = []
@@ -219,15 +219,15 @@ LETTER_OR_COMMAND = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def rename(text: str, old: str, new: str) -> str:
-    """`text` with another letter for a variable; "" if that letter has another meaning there."""
+    """`text` with another letter for a variable; "" if this letter already has a meaning there."""
     is_other = old != new and new in LETTER_OR_COMMAND.findall(text)
     return "" if is_other else LETTER_OR_COMMAND.sub(lambda m: new if m[0] == old else m[0], text)
 
 
 def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
-    r"""Without `k \in \mathbb{Z}`, and with one letter for the parameter; None if domains differ.
+    r"""Both without `k \in \mathbb{Z}` and with the same parameter letter; None if domains differ.
 
-    A domain that only one of the two mentions says nothing against the other.
+    A domain that only one of the two mentions makes no difference.
     """
     g, a = DOMAIN.search(gold), DOMAIN.search(answer)
     left, right = (text[:match.start()] if match else text
@@ -239,8 +239,8 @@ def take_domain(gold: str, answer: str) -> tuple[str, str] | None:
 
 
 # ---------------------------------------------------------------------------- names and equations
-# `x=5` names a value, `2+3=5` states a number twice, and the equation `x+y=5` is no value. Each of
-# the first two is called a claim: (name or "", the sides that are values).
+# `x=5` names a value, `2+3=5` states a number twice, and the equation `x+y=5` has no value. The
+# first two are called claims, which are tuples (name or "", the sides that are values).
 
 WRAPPED = re.compile(r"""
     \\(?:text|mathbb|overline|vec|hat|bar|widehat|angle|triangle|det)(?![A-Za-z]) | m(?=\s*\\angle)
@@ -261,9 +261,9 @@ OTHER_VALUE = re.compile(r"""(?i)                                     # 5 is not
 
 
 def name_of(text: str, computed: bool = False) -> str:
-    r"""The text itself, if it is a name: `x`, `f(2)`, `\angle ABC`; if `computed`, also `m+n`.
+    r"""The text if it is a name such as `x`, `f(2)`, `\angle ABC`; if `computed`, also `m+n`.
 
-    "" for anything else: `xy` is a product, and `2x` or `x^2` must be solved first.
+    "" for other texts, because `xy` is a product, and `2x` or `x^2` must be solved first.
     """
     bare = WRAPPED.sub("", text)
     without = INDEX_OR_ARGUMENT.sub("", bare)

@@ -1,9 +1,9 @@
-r"""Are two answers the same mathematics? math-verify's parser reads them, and sympy compares.
+r"""Decides whether two answers are equal. math-verify's parser reads them, and sympy compares.
 
-Lists, tuples and relations are taken apart here, because math-verify forgets the order of a list,
-the variable of a relation, and the difference of "and" and "or". Exact expressions must be equal
-exactly (2^100 - 1 is not 2^100), at fixed points if they have variables. There is a tolerance only
-if one of the two has a decimal point. Only workers import this: sympy may take any time and memory.
+Lists, tuples and relations are split here, because math-verify ignores the order of a list, the
+variable of a relation, and the difference of "and" and "or". Exact expressions must be equal
+exactly (2^100 - 1 is not 2^100), at fixed points if they have variables. A tolerance is used only
+if one of the two has a decimal point. Only workers import this, because sympy may take any time.
 """
 import functools
 import re
@@ -24,7 +24,7 @@ RENAMED = {"E": r"\Xi", "e": r"\xi", "I": r"\Upsilon"}
 
 
 def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
-    """(status, why): is every part equal to `gold`?"""
+    """(status, why): whether every part equals `gold`."""
     try:
         g, answers = read(gold), [read(part) for part in parts]
         unequal = next((a for a in answers if not same(g, a, style)), None)
@@ -38,7 +38,7 @@ def judge(gold: str, parts: list[str], style: str = "") -> tuple[str, str]:
 
 
 class HastyParser(_Latex2Sympy):
-    """Parses without looking at the context. It is faster, and gives the same tree or raises."""
+    """Parses without context, which is faster and gives the same tree or raises."""
 
     def create_parser(self, latex: str):
         parser = super().create_parser(latex)
@@ -47,7 +47,7 @@ class HastyParser(_Latex2Sympy):
 
 
 def from_latex(latex: str):
-    """The sympy object of one expression; case counts: 3r^2 is not 3R^2."""
+    """The sympy object of one expression. Case matters, so 3r^2 is not 3R^2."""
     latex = INDEXED.sub(lambda match: RENAMED[match[1]], latex)
     how = dict(is_real=not should_treat_as_complex(latex),
                config=ConversionConfig(lowercase_symbols=False))
@@ -59,9 +59,9 @@ def from_latex(latex: str):
 
 @functools.lru_cache(1024)
 def read(text: str):
-    """The list of what each element of `text` is read as, if there are several; or a sympy object.
+    """A sympy object, or a list of them if `text` has several elements.
 
-    Tuples of any length are sympy's. "x<1, x>3" becomes one statement about x.
+    Tuples of any length become sympy's. "x<1, x>3" becomes one statement about x.
     """
     text = re.sub(r"^\{([^{}]*)\}$", r"\1", text)
     if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit():
@@ -85,9 +85,9 @@ def read(text: str):
 
 
 def joined(parts: list, join=None):
-    """Relations of one variable become one; otherwise the parts are a list.
+    """One relation if all are relations of one variable; otherwise the list of parts.
 
-    Without "or", "x<1, x>3" is the union. It would be all numbers for "x>1, x<3", so that is "and".
+    Without "or", "x<1, x>3" is the union. For "x>1, x<3" this would be all numbers, so it is "and".
     """
     if not all(isinstance(part, Boolean) for part in parts):
         return sum((part if isinstance(part, list) else [part] for part in parts), [])
@@ -108,7 +108,7 @@ NOT_SMOOTH = (sympy.Abs, sympy.Max, sympy.Min, sympy.sign, sympy.Piecewise, symp
 
 
 def same(gold, answer, style: str = "") -> bool:
-    """Are two things that `read` gave the same?"""
+    """Whether two results of `read` are equal."""
     if isinstance(gold, list) or isinstance(answer, list):
         return isinstance(gold, list) and isinstance(answer, list) and same_lists(gold, answer)
     if gold == answer:
@@ -126,7 +126,7 @@ def same(gold, answer, style: str = "") -> bool:
 
 
 def same_lists(gold: list, answer: list) -> bool:
-    """Do both have the same elements, in any order? Every pairing is tried."""
+    """Whether both have equal elements, in any order."""
     rest = list(answer)
     for g in gold:
         match = next((i for i, a in enumerate(rest) if same(g, a)), None)
@@ -151,7 +151,7 @@ def pieces(values) -> list:
 
 
 def same_relations(gold, answer) -> bool:
-    """Have they the same solutions (one variable), or are they equal up to a factor (several)?"""
+    """Whether the solutions are equal (one variable), or the sides up to a factor (several)."""
     if gold.free_symbols != answer.free_symbols:
         return False
     if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
@@ -187,14 +187,14 @@ def same_expressions(gold, answer, style: str) -> bool:
 
 
 # ---------------------------------------------------------------------- the values of expressions
-CONSTANT, SMALL, WHOLE, LARGE, NEGATIVE, MIXED = range(6)  # where values are compared
+CONSTANT, SMALL, WHOLE, LARGE, NEGATIVE, MIXED = range(6)  # kinds of points to compare at
 
 
 def points(names) -> list[tuple[dict, int]]:
-    """(values of the variables, which point), the same in every process.
+    """[(values of the variables, kind of point)], the same in every process.
 
-    Some are whole and some are large, because floor(n/2) is floor(n/3) for all small n. At the last
-    two some are negative, because x is max(x, 0) elsewhere. Mixed signs tell xy from |x||y|.
+    Some values are whole and some large, because floor(n/2) is floor(n/3) for small n. In the last
+    two points some are negative, because x is max(x, 0) elsewhere. Mixed signs tell xy from |x||y|.
     """
     names = sorted(names, key=str)
     kinds = range(SMALL, MIXED + 1) if names else [CONSTANT]
@@ -203,7 +203,7 @@ def points(names) -> list[tuple[dict, int]]:
 
 
 def value_of(name: str, kind: int, first: bool):
-    """A value of the variable `name`: a fraction, but whole at WHOLE; `i` is the imaginary unit."""
+    """A value for the variable `name`, a fraction or (WHOLE) an integer; `i` is imaginary."""
     if name == "i":
         return sympy.I
     noise = zlib.crc32(f"{name}{kind}".encode())
@@ -215,7 +215,7 @@ def value_of(name: str, kind: int, first: bool):
 
 
 def equal_constants(g, a, kind: int) -> bool:
-    """Is no digit of the difference left? 1 + e^-1000 differs from 1 in the 435th."""
+    """Whether all digits are equal. For example, 1 + e^-1000 differs from 1 in the 435th digit."""
     if g.is_Rational and a.is_Rational:
         return g == a
     if not (g.evalf(5).is_finite and a.evalf(5).is_finite):
@@ -233,15 +233,15 @@ def near(g, a, tolerance: float, at_least: int = 0) -> bool:
 
 
 def stays_real(expression, at: dict) -> bool:
-    """No root or logarithm leaves the reals here, where sqrt(x) sqrt(y) is no longer sqrt(xy)."""
+    """Whether all roots and logarithms are real; otherwise sqrt(x) sqrt(y) may not be sqrt(xy)."""
     parts = [expression, *expression.atoms(sympy.Pow, sympy.Function)]
     return all(part.subs(at).doit().evalf(15).is_extended_real for part in parts)
 
 
 def alike_at_points(gold, answer, tolerance: float = 0) -> bool | None:
-    """Are the values alike at all points where both have one? None where sympy cannot tell.
+    """Whether values are equal at all points where both exist; None if sympy cannot decide.
 
-    A tolerance is relative to their size (math-verify's bound is absolute).
+    The tolerance is relative (that of math-verify is absolute).
     """
     try:
         for at, kind in points(gold.free_symbols | answer.free_symbols):
@@ -253,12 +253,12 @@ def alike_at_points(gold, answer, tolerance: float = 0) -> bool | None:
         return True
     except MemoryError:
         raise
-    except Exception:  # sympy and mpmath raise all kinds if there is no value
+    except Exception:  # sympy and mpmath raise various errors if there is no value
         return None
 
 
 def proportional(gold, answer, positive: bool = False) -> bool:
-    """Is one a (`positive`) constant multiple of the other? 2x > 8 is x > 4, but not -x > -4."""
+    """Whether one is a (`positive`) constant times the other: 2x > 8 is x > 4, not -x > -4."""
     at = points(gold.free_symbols | answer.free_symbols)[0][0]
     g, a = gold.subs(at).doit(), answer.subs(at).doit()
     if not (g.is_finite and a.is_finite) or 0 in (g, a) or positive and g * a < 0:

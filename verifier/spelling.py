@@ -1,8 +1,8 @@
-r"""Rules that rewrite LaTeX, so that what looks alike has one spelling, and that remove units.
+r"""Rules that rewrite LaTeX, so that equal answers have one spelling, and that remove units.
 
 `10{,}080\,\text{cm}^2.` and `10,080` both become `10080`. The rules of `REWRITES` are applied one
-after another, so their order matters. A test checks that a rule, and no other rule, turns its
-example `before` into `after`. No pattern may backtrack far, because a model could make it hang.
+after another, so their order matters. A test checks that only this rule turns its example `before`
+into `after`. No pattern may backtrack far, because a model's answer could make it hang.
 """
 import functools
 import re
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 
 
 def rule(before: str, after: str, why: str, pattern: str, new: str | Callable) -> Rule:
-    """What fits `pattern`, where § stands for "here a command ends", is replaced by `new`."""
+    """Replaces matches of `pattern` by `new`. In a pattern § means the end of a command."""
     return Rule(before, after, why, re.compile(pattern.replace("§", "(?![A-Za-z])")), new)
 
 
@@ -257,7 +257,7 @@ UNNEEDED_BRACES = re.compile(r"(?<=[\^_])\{(\w)\}")
 
 
 def changes_value(words: list[str]) -> bool:
-    """Whether one of the words does more than name a unit, as `thousandths` or `wrong` does."""
+    """Whether one of the words changes the value, such as `thousandths` or `wrong`."""
     for word in words:
         lower = word.lower()
         forms = {lower, lower.removesuffix("s"), lower.removesuffix("ves") + "f"}
@@ -298,7 +298,7 @@ def drop_unit(match: re.Match) -> str:
 
 @functools.lru_cache(4096)
 def normalize(text: str) -> str:
-    """`text` in the one spelling, without units."""
+    """`text` in one spelling, without units."""
     text = plain_characters(text)
     for each in REWRITES + BRACES:  # BRACES once more: they reach nested braces
         text = each.pattern.sub(each.new, text)
@@ -310,6 +310,6 @@ def normalize(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """`text` without spaces and braces that do not matter, to compare strings."""
+    """`text` without unimportant spaces and braces, to compare strings."""
     single_spaces = " ".join(text.split())
     return UNNEEDED_BRACES.sub(r"\1", UNNEEDED_SPACE.sub("", single_spaces))

@@ -54,9 +54,10 @@ def ask(sampler, correct, wrong, rounds, outcome, settings={}):
 def ask_draws(rule, p, draws, unresolved):
     pools = laws.closed_pools(p, SamplerConfig(sampler=rule))
     drawn = sum(q * (correct + wrong) for (correct, wrong, _), q in pools.items())
-    must_be(f"expected draws of a prompt with pass rate {p}, {rule}", drawn, draws, 1e-3)
+    prompt = f"a prompt with pass rate {p}, {rule} with n=4, M=8, N=4"
+    must_be(f"the expected number of samples of {prompt}", drawn, draws, 1e-3)
     resolved = sum(q for (*_, outcome), q in pools.items() if outcome == "resolved")
-    must_be(f"its chance to end unresolved, pass rate {p}, {rule}", 1 - resolved, unresolved, 1e-3)
+    must_be(f"the probability that {prompt} ends unresolved", 1 - resolved, unresolved, 1e-3)
 
 
 def half_right(pool, n):
