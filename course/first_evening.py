@@ -5,9 +5,9 @@
 This sketch of minirl.py has no engine, no flags and no files, so you can read it from top to bottom
 and write it again afterwards. It samples answers with Hugging Face's `generate`, in rounds, until a
 prompt has right and wrong answers (Reinforce-Ada), and takes one policy-gradient step per batch. As
-MiniRL has one mini-batch and no engine here, no token is masked and importance weights are 1. A list
-at the end says what is missing and where the project has it. `make demo` gets further, with twice
-the prompts per step, and with an adapter that has ten times the learning rate.
+MiniRL has one mini-batch and no engine here, no token is masked and importance weights are 1. The
+end says what is missing and where the project has it. `make demo` gets further, with twice the
+prompts per step, and with an adapter that has ten times the learning rate.
 """
 import os
 import sys

@@ -1,6 +1,6 @@
-"""What a GPU needs and what follows from the card (torch's answers are stand-ins), what memory is
-free, how many threads a busy machine leaves; and on a CPU whether a run fits, against what a pass
-really keeps, and the most time that a step can take, against steps of stored runs.
+"""Requirements of a GPU, settings for each card (with a mock of torch), free memory, and threads
+on a busy machine. On a CPU also the forecast of memory, against a real pass, and the longest time of
+a step, against steps of stored runs.
 """
 import functools
 import json

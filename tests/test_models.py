@@ -1,4 +1,4 @@
-"""A model's name, and its folder: what is found, and what is broken in a sentence."""
+"""Names and folders of models: the right one is found, and broken ones give one sentence."""
 import fnmatch
 import importlib.metadata
 import json
