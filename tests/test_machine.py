@@ -1,6 +1,6 @@
 """Requirements of a GPU, settings for each card (with a mock of torch), free memory, and threads
-on a busy machine. On a CPU also the forecast of memory, against a real pass, and the longest time of
-a step, against steps of stored runs.
+on a busy machine. On a CPU also the forecast of memory, against a real pass, and the longest time
+of a step, against steps of stored runs.
 """
 import functools
 import json
