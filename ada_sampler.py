@@ -136,7 +136,7 @@ class SamplerConfig:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, "
                                  f"not {getattr(self, name)!r:.80}")
         rule = self.rule
-        if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 asks for M >= n
+        if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 requires M >= n
             raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")
         compares = self.advantage != "positives-only" or rule.min_correct or rule.min_wrong
         least = 2 if compares else 1

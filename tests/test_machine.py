@@ -134,7 +134,7 @@ def test_others_leave_so_many_cores(cores, most, others, threads):
 
 
 @pytest.mark.parametrize("given, wanted, said", [
-    (None, [4, 2, 2, 4], "4 threads (OMP_NUM_THREADS), fewer beside busy processes"),
+    (None, [4, 2, 2, 4], "4 threads (OMP_NUM_THREADS), fewer if others are busy"),
     ("4", [], "4 threads (OMP_NUM_THREADS)")])
 def test_threads_follow_the_load_unless_the_user_sets_them(monkeypatch, given, wanted, said):
     """Four on four cores, of which others take more and less from one look to the next."""
