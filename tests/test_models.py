@@ -119,7 +119,7 @@ def without_words(folder):
         (dict(hidden_size=0), "Cannot load"), (dict(hidden_act="nosuch"), "Cannot load"),
         (dict(max_position_embeddings=15),
          "reads 15 tokens, .* 8 . 8: add --max-prompt-tokens 3 --max-tokens 12"),
-        (dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantized.*before quantization"),
+        (dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantized.*before quant"),
         (dict(model_type="nothing"), "does not recognize")))])
 def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     folder = shutil.copytree(TINY, tmp_path / "model")
