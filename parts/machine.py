@@ -5,6 +5,7 @@ import importlib.metadata
 import math
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +43,12 @@ def build_for_cpu() -> bool:
         raise SystemExit(f"This GPU ({card().name}) is too old: the lowest compute capability that "
                          f"works is {'{}.{}'.format(*OLDEST_CARD)}.")
     return False
+
+
+def has_nvidia_card() -> bool:
+    """Whether there seems to be one, as far as can be told without its driver's libraries."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and bool(shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists())
 
 
 def is_installed(package: str) -> bool:
@@ -83,6 +90,10 @@ def this_machine() -> Machine:
     """The Machine. Raises ValueError if vLLM's CPU build would fail."""
     if build_for_cpu():
         cpu_cache()
+        if has_nvidia_card():
+            print("This computer has an NVIDIA card, but it is not used, because the CPU build "
+                  "of vLLM is installed: to use it, delete .venv and install requirements.txt "
+                  "(docs/gpu.md).")
         return Machine("", free_bytes(), "float32")
     dtype = "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
     return Machine(card().name, card().total_memory, dtype)

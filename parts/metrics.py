@@ -286,8 +286,8 @@ def likely_cause(row: dict, groups: list, rewards: list[float], config) -> str:
                 f"--threshold {config.threshold:g}, so {config.sampler} cannot tell right from "
                 "wrong: start again with a threshold between them, or with other --data")
     if len(set(rewards)) > 1:
-        return ("no prompt has both right and wrong answers: draw more of each (--M and --N, or "
-                "--n with uniform and dapo)")
+        return ("no prompt has both right and wrong answers: sample more answers to "
+                "each (--M and --N, or --n with uniform and dapo)")
     judge = "look into --reward" if config.reward else "compare the first one's gold (--columns)"
     return (f"all {count} answers get the same reward, {rewards[0]:g}: {judge}; if that is sound, "
             "take easier or harder problems (--data)")

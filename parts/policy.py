@@ -260,7 +260,7 @@ def say_what_is_left(policy, dtype: str) -> None:
             left += ((rounded - base) * update).sum().item()
             whole += update.square().sum().item()
     share = left / whole if whole else 1.0
-    advice = "; --dtype float32 keeps all of it" if share < 0.95 else ""
+    advice = "; --dtype float32, with a new folder or --name, keeps all of it" * (share < 0.95)
     print(f"{share:.1%} of the update is left in {dtype}{advice}")
 
 

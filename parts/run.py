@@ -288,7 +288,7 @@ def update_bar(metrics: dict, run: Run) -> None:
     held_out = f"held-out {averages}  " if averages else ""
     run.bar.set_postfix_str(
         f"reward {metrics['reward_first_round']:.2f}  {held_out}"
-        f"samples {metrics['samples']}  no signal {metrics['zero_signal']:.0%}", refresh=False)
+        f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}", refresh=False)
 
 
 @contextlib.contextmanager
@@ -515,7 +515,7 @@ def why_it_ended(error: BaseException) -> tuple[str, object]:
     if isinstance(error, OSError):  # a full disk, or a closed output
         return shown(error), 1
     if out_of_memory(error):
-        return ("Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, or try "
-                "--sleep"), 1
+        return ("Out of memory: lower --micro-tokens, then --engine-memory, then --max-tokens, or "
+                "try --sleep"), 1
     traceback.print_exception(error)
     return type(error).__name__, 1

@@ -23,10 +23,15 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     if not run:
         raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
     write_merged(adapter, out, dtype or run["dtype"])
-    data = run["data" if run["eval_data"] == HELD_OUT else "eval_data"]
+    own = run["eval_data"] == HELD_OUT  # then the whole file would be mostly trained problems
     asked = f"--template {run['template']} --max-prompt-tokens {run['max_prompt_tokens']}"
-    print(f"evaluate it with: python eval.py --model {shown(out)} --data {shown(data)} "
-          f"{shown(asked)} --max-tokens {run['max_tokens']}")
+    print(f"evaluate it with: python eval.py --model {shown(out)} "
+          f"--data {'FILE' if own else shown(run['eval_data'])} "
+          f"{shown(asked)} --max-tokens {run['max_tokens']} --k {run['eval_k']}")
+    if own:
+        print(f"FILE must have other problems than {shown(run['data'])}, because the run was "
+              "trained on most of these. For those that it held out: python eval.py --adapter "
+              f"{shown(place)}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import torch
 import minirl
 from bench.mutate import mutated
 from course import bugs, check, grade, train
+from course.checks import Wrong, must_be, spelled
 from helpers import HANG, ROOT, lines
 from parts import logprobs
 from parts.config import Settings, parse
@@ -98,6 +99,22 @@ def graded(row: dict) -> list[str]:
         exec(compile(code, row["lab"], "exec"), space)
     found = check.grade(row["lab"], {name: space[name] for name in check.HOMES[row["lab"]]})
     return list(itertools.islice((one.problem for one in found if one.problem), 1))
+
+
+@pytest.mark.parametrize("right", [0.001, 1.0, 9.9, 123.0])
+def test_float32_passes_and_numbers_that_do_not_are_spelled_differently(right):
+    must_be("call", torch.tensor(right), right)
+    for yours in (right + 1.2e-5 * max(1, right), right - 1.2e-5 * max(1, right)):
+        with pytest.raises(Wrong, match="yours is"):
+            must_be("call", yours, right)
+        assert spelled(yours) != spelled(right)
+
+
+def test_a_cause_is_named_only_if_it_is_the_only_one_that_fits():
+    for causes, named in (({"a": 2}, "\na"), ({"a": 3}, ""), ({"a": 2, "b": 2}, "")):
+        with pytest.raises(Wrong) as found:
+            must_be("call", 2, 1, causes=causes)
+        assert str(found.value) == f"call: yours is 2, and it must be 1{named}"
 
 
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: f"{row['lab']}-{row['right']}")
@@ -179,6 +196,8 @@ FILES = [  # lab, its text, what is said
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
                   "0 of 10 points", "keep(pool=[], n=1) raised ValueError: too few",
                   "in line 14 of mine.py"]),
+    (5, "def objective(*_): pass\nset_norms = importance_weight = objective",
+     ["objective must return (term_T, M_T, w_T), and yours returns NoneType None"]),
     (3, "def exit_test(*_): return inner()\ndef inner(): return 1 / 0\ndef keep(*_): pass",
      ["in line 2 of mine.py"])]
 

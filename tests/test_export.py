@@ -80,7 +80,8 @@ def test_the_merged_weights_against_their_definition(tmp_path, capsys, model, si
     for name in found.keys() - adapted.keys():
         assert torch.equal(found[name].bfloat16(), others[name].bfloat16()), f"{name} not trained"
     assert f"{left / whole:.1%} of the update is left in bfloat16" in said
-    assert (left / whole < 0.95) == (size == 1e-4) == ("--dtype float32 keeps all of it" in said)
+    assert (left / whole < 0.95) == (size == 1e-4) == (
+        "--dtype float32, with a new folder or --name, keeps all of it" in said)
     trained, _ = load_adapter(fetch_model(model), run / "checkpoints/step-000003", "bfloat16")
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
@@ -121,7 +122,7 @@ def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(tmp_path):
     with files_of_at_most(10**6), pytest.raises(SystemExit) as ended:
         export.export(str(run), tmp_path / "out")
     sentence = str(ended.value)
-    assert re.match("Could not write .*the run is untouched", sentence) and "\n" not in sentence
+    assert re.match("Could not write .*the run is unchanged", sentence) and "\n" not in sentence
     assert contents(tmp_path) == before
 
 
@@ -279,7 +280,8 @@ def test_a_run_without_a_checkpoint_and_a_model_that_reads_less(source, monkeypa
     export.export(source, Path("my-model"))
     said = capsys.readouterr().out
     assert "adapter of runs/first/checkpoints/step-000006, in" in said
-    assert "evaluate it with: python eval.py --model my-model --data " in said
+    assert re.search("--model my-model --data FILE .*--max-tokens 33 --k 8\\nFILE must have other.*"
+                     "mine.jsonl, .*trained.*--adapter runs/first\n", said)
     real = "--model my-model --data mine.jsonl --columns frage,n --max-tokens 3000".split()
     lengths = "my-model reads 1024 .* 640 . 3000: add --max-prompt-tokens 99 --max-tokens 33"
     for read, begin_with in ((parse, settle_here),

@@ -100,7 +100,7 @@ def test_its_links_work_or_say_that_the_teacher_has_the_page(archive, texts):
     names = {member.name.removeprefix(PREFIX).rstrip("/") for member in archive}
     dead = []
     for page in filter(lambda name: name.endswith(".md"), texts):
-        for paragraph in texts[page].split("\n\n"):
+        for paragraph in (" ".join(part.split()) for part in texts[page].split("\n\n")):
             for link in re.findall(r"\]\(([^)#]+)[^)]*\)", paragraph):
                 target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
                 if not link.startswith("http") and target not in names and (

@@ -78,6 +78,22 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings, share
     assert said.startswith(card or "CPU") and re.search(share, said) and "\n" not in said
 
 
+@pytest.mark.parametrize("found, visible, said", [
+    ("nvidia-smi", None, True), ("nvidia-smi", "", False), (None, None, False)])
+def test_a_card_that_the_cpu_build_does_not_use_is_named(gpu, capsys, found, visible, said):
+    """After `make demo`, for example."""
+    gpu.setattr(machine.shutil, "which", lambda name: found)
+    gpu.setattr(machine.Path, "exists", lambda self: False)
+    gpu.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        gpu.setenv("CUDA_VISIBLE_DEVICES", visible)
+    machine.this_machine()
+    assert capsys.readouterr().out == ""  # the GPU build uses the card
+    give(gpu, None)
+    machine.this_machine()
+    assert ("delete .venv and install requirements.txt" in capsys.readouterr().out) == said
+
+
 @pytest.mark.parametrize("flags", [Flags(sleep=True), Flags(engine_memory=0.3)])
 def test_what_a_cpu_cannot_do_is_refused_there_only(gpu, flags):
     check(flags, vars(Flags()))  # with a GPU it is all right

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from models_small import (FAMILIES, MIXTURES, LargestTensor, model, policy, second,
+from models_small import (FAMILIES, MIXTURES, LargestTensor, model, move, policy, second,
                           trained_weights)
 from parts import policy as policy_module
 from parts.logprobs import Sequence, token_logprobs
@@ -36,6 +36,20 @@ def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
     for name, value in sent.items():
         layer, _, kind = name.rpartition(".")
         assert torch.equal(value, base[f"{layer}.base_layer.{kind}"]) == (kind == "bias")
+
+
+def test_a_layer_without_an_adapter_is_sent_with_one_beside_it():
+    """vLLM has queries, keys and values in one layer, which it makes of what it is sent alone. PEFT
+    adapts only queries and values of many families where nothing is said."""
+    base = load_model(tiny_folder(), "float32")
+    layers = {name: p.clone() for name, p in base.state_dict().items()}
+    trained = get_peft_model(base, LoraConfig(
+        target_modules=["q_proj", "gate_proj"], layers_to_transform=[1], task_type="CAUSAL_LM"))
+    move(trained, 0.1)
+    sent = dict(merged_weights(trained))
+    assert {*sent} == {name for name in layers if "layers.1." in name and "_proj" in name}
+    changed = {name.split(".")[-2] for name, w in sent.items() if not torch.equal(w, layers[name])}
+    assert changed == {"q_proj", "gate_proj"}
 
 
 def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():

@@ -93,7 +93,7 @@ def test_every_held_out_set_is_logged_with_what_the_training_has_cost(run, capsy
     metrics = dict(reward_first_round=0.1, reward_pool=0.2, samples=9, zero_signal=0.3)
     running.update_bar(metrics, run)
     assert run.bar.set_postfix_str.call_args.args == (
-        "reward 0.10  held-out 0.50, 0.25  samples 9  no signal 30%",)
+        "reward 0.10  held-out 0.50, 0.25  samples 9  no gradient 30%",)
     line = running.evaluation_line("", dict(avg=-3.5, ci_low=-4, ci_high=9, correct=0.25), run)
     assert "avg@2 -3.5 [-4, 9], 25.0% above the threshold   500 samples, 12 s" in line
 
@@ -140,8 +140,8 @@ ENDS = [  # how it ends (a signal, an error, or more bytes than there are), exit
     (signal.SIGINT, 130, "stopped; "),
     (signal.SIGTERM, 143, "stopped; "),
     (OSError(28, "No space left on device", "a.jsonl"), 1, "No space left on device: 'a.jsonl'; "),
-    (2**46, 1, "Out of memory: lower --micro-tokens, --max-tokens or --engine-memory, "
-               "or try --sleep; "),
+    (2**46, 1, "Out of memory: lower --micro-tokens, then --engine-memory, then "
+               "--max-tokens, or try --sleep; "),
     (BrokenPipeError(32, "Broken pipe"), 1, "Broken pipe; "),
     (RuntimeError("shapes differ"), 1, "RuntimeError; ")]
 

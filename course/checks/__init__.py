@@ -23,8 +23,8 @@ def spelled(value) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
-        more = ", ..." if len(value) > 8 else ""
-        return "[" + ", ".join(map(spelled, value[:8])) + more + "]"
+        more = ", ..." if len(value) > 12 else ""
+        return "[" + ", ".join(map(spelled, value[:12])) + more + "]"
     if isinstance(value, (str, int, Fraction, type(None))):
         return repr(value)
     if hasattr(value, "ids"):
@@ -73,11 +73,11 @@ def flat(value) -> list:
 
 def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
             causes: dict = {}) -> None:
-    """Raises Wrong unless yours is near. The tolerance is relative for large numbers, and lets
-    float32 pass; whatever it does not let pass is spelled differently from `right`.
+    """Raises Wrong unless yours is near. The tolerance is relative for large numbers. It lets
+    float32 pass, and a number that it does not let pass is spelled differently from the right one.
 
-    why: an explanation of the right value. causes: sentence -> what this mistake gives. A sentence
-    is printed only if yours is that and no other sentence fits, because a false cause misleads.
+    why explains the right value. causes has sentences, each with what this mistake gives. A
+    sentence is printed only if yours is that and no other one fits, because a false cause misleads.
     """
     if near(yours, right, tolerance):
         return
@@ -87,6 +87,15 @@ def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
         cause = "The numbers are right, but the shape is another one."
     said = f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}"
     raise Wrong("\n".join(filter(None, [said, why, cause])))
+
+
+def results(function, names: str, *args):
+    """What the function returns, if that is a tuple with one value for each of the names."""
+    found = function(*args)
+    if isinstance(found, (tuple, list)) and len(found) == len(names.split()):
+        return found
+    raise Wrong(f"{function.__name__} must return ({', '.join(names.split())}), and yours returns "
+                f"{type(found).__name__} {spelled(found)}")
 
 
 def must_give(right, function, *args, why: str = "", causes: dict = {}, **kwargs) -> None:

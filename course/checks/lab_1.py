@@ -54,7 +54,8 @@ def ask_expectation(K, b):
     pi, mean = theta.softmax(0), torch.zeros_like(theta)
     for pair in itertools.product(range(K), repeat=2):  # all that can be drawn, exactly
         a = torch.tensor(pair)
-        mean += pi[a].prod() * bandit_gradient(theta.clone(), a, rewards[a], b)
+        g = bandit_gradient(theta.clone(), a, rewards[a], b)
+        mean += pi[a].prod() * torch.as_tensor(plain(g))
     must_be(f"E[bandit_gradient] over all pairs of draws, theta={spelled(theta)}, rewards of "
             f"the actions {spelled(rewards)}, baseline {b:g}", mean, pi * (rewards - pi @ rewards))
 

@@ -3,7 +3,7 @@ import itertools
 
 import torch
 
-from course.checks import Wrong, must_be, spelled
+from course.checks import Wrong, must_be, results, spelled
 from parts import logprobs
 from parts.logprobs import Sequence
 from parts.models import tiny_folder
@@ -67,7 +67,7 @@ def places(h_T, rows: list[Sequence]) -> list[str]:
 
 def ask_targets(*shape):
     one = row(*shape)
-    _, target_T = logprobs.response_states(POLICY, [one])
+    _, target_T = results(logprobs.response_states, "h_T target_T", POLICY, [one])
     must_be(f"target_T of {spelled(one)}", target_T, one.ids[one.prompt_length:])
 
 
@@ -102,7 +102,8 @@ def ask_logprobs(shapes, temperature):
             of_targets(z / temperature - z.logsumexp(-1, True), one) for z, one in logits])}
     sizes = (2**27, 8 * POLICY.config.vocab_size, 1)  # all tokens, two, and one at a time
     for size in sizes if temperature == 0.5 else sizes[:1]:
-        yours, entropy_T = logprobs.token_logprobs(POLICY, rows, temperature, size)
+        yours, entropy_T = results(
+            logprobs.token_logprobs, "log_pi_T entropy_T", POLICY, rows, temperature, size)
         call = f"temperature {temperature:g} of {spelled(rows)}, chunk_bytes={size}"
         must_be(f"log pi at {call}", yours, right, 1e-4, causes=causes)
         must_be(f"entropy at {call}: how many", len(entropy_T), len(right))

@@ -4,7 +4,7 @@ import itertools
 import torch
 
 import minirl
-from course.checks import Wrong, must_be, spelled
+from course.checks import Wrong, must_be, results, spelled
 from parts.config import Settings
 
 # Numbers for which different mistakes give different weights: pi_theta, pi_old, mu
@@ -67,24 +67,29 @@ def ask(tokens, settings={}):
     A_T, M_T = torch.tensor([As, Ms], dtype=torch.float64)
     config = Settings(**settings)
     given = A_T.clone()
-    term, mask, found = minirl.objective(lp, old, mu, given, config)
+    term, mask, found = results(
+        minirl.objective, "term_T M_T w_T", lp, old, mu, given, config)
     w = weights_of(lp, old, mu, config.importance)
     cap = config.weight_cap or float("inf")
     slope = M_T * w.clamp(max=cap) * A_T
-    bounds = {name: getattr(config, name) for name in ("eps_low", "eps_high", "weight_cap")}
-    values = dict(zip(("pi_theta", "pi_old", "mu", "A"), map(spoken, [*probabilities, As])))
-    said = ", ".join(f"{name}={value}" for name, value in (values | bounds | settings).items())
-    call = f"objective({said}), r = {spoken((lp - old).exp().tolist())}"
-    call += f", w = {spoken(w.tolist())}"
+    call = described([*probabilities, As], config, settings)
+    call += f", r = {spoken((lp - old).exp().tolist())}, w = {spoken(w.tolist())}"
     must_be(f"{call}: A after the call, when it is still needed", given, A_T)
-    if not term.requires_grad:
+    if not has_gradient(term):
         raise Wrong(f"{call}: the term has no gradient, so nothing could be learnt from it")
     must_be(f"{call}: M", mask, M_T)
     must_be(f"{call}: the term", term, slope * lp, causes=mistaken_terms(lp, w, slope, A_T))
-    if not found.requires_grad:  # otherwise `ask_constant` says so
+    if not has_gradient(found):  # otherwise `ask_one` says so, once
         must_be(f"{call}: d(term)/d(log pi), which is M min(w, cap) A",
                 torch.autograd.grad(term.sum(), lp)[0], slope)
     must_be(f"{call}: the weight that is returned", found, w)
+
+
+def described(values, config, settings) -> str:
+    """The call of objective, with the bounds that decide about its result."""
+    bounds = {name: getattr(config, name) for name in ("eps_low", "eps_high", "weight_cap")}
+    given = dict(zip(("pi_theta", "pi_old", "mu", "A"), map(spoken, values))) | bounds | settings
+    return f"objective({', '.join(f'{name}={value}' for name, value in given.items())})"
 
 
 def mistaken_terms(lp, w, slope, A_T) -> dict:
@@ -111,8 +116,12 @@ def ask_one(tokens):
                      minirl.objective(lp, old, mu, A_T, Settings())[2])
 
 
+def has_gradient(value) -> bool:
+    return getattr(value, "requires_grad", False)
+
+
 def must_be_constant(what: str, yours) -> None:
-    if yours.requires_grad:
+    if has_gradient(yours):
         raise Wrong(f"{what} must be a constant to autograd, and yours has a gradient")
 
 
