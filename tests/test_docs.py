@@ -1,5 +1,5 @@
-"""The pages do not drift from the code: links, names, commands, quoted lines and tables; nor the
-gallery from what its build.py would write today."""
+"""The pages agree with the code: links, names, commands, quoted lines and tables. The gallery
+agrees with the present build.py."""
 import inspect
 import json
 import re

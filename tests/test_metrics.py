@@ -1,4 +1,4 @@
-"""What is logged of a step is what happened in it: by synthetic groups, and by the log itself."""
+"""The logged metrics of a step are correct, by synthetic groups and by the log itself."""
 import json
 import math
 from dataclasses import replace
