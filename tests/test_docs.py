@@ -158,7 +158,7 @@ def test_each_number_of_the_picture_of_the_rounds_follows_from_the_rule():
 def test_the_sampler_runs_in_the_loop_of_its_page(capsys):
     runpy.run_path(str(ROOT / "examples/own_loop.py"))
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and all(8 <= int(re.search(r"(\d+) samples", line)[1]) <= 32
+    assert len(lines) == 3 and all(8 <= int(re.search(r"(\d+) answers", line)[1]) <= 32
                                    for line in lines)
 
 

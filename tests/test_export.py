@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(tmp_path):
     with files_of_at_most(10**6), pytest.raises(SystemExit) as ended:
         export.export(str(run), tmp_path / "out")
     sentence = str(ended.value)
-    assert re.match("Could not write .*the run is untouched", sentence) and "\n" not in sentence
+    assert re.match("Could not write .*the run is unchanged", sentence) and "\n" not in sentence
     assert contents(tmp_path) == before
 
 

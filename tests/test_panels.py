@@ -141,7 +141,7 @@ def test_the_numbers_behind_the_curves_are_printed():
         ("a0", dict(seed=0, lr=1), [first, last]), ("a1", dict(seed=1, lr=1), [other]),
         ("own", dict(reward="mine.py:score"), [first | dict(avg=-2.5)]),
         ("new", {}, [first | dict(data="other")]))]
-    cost = "after 8,760 samples, 412,345 tokens and 37 s of training"
+    cost = "after 8,760 answers, 412,345 tokens and 37 s of training"
     assert compare.numbers(runs, "builtin") == [
         "runs/a0: 23.0% [20.0%, 26.0%] at step 0",
         f"runs/a0: 58.1% [51.0%, 65.0%] at step 20, {cost}",
