@@ -30,10 +30,15 @@ SECONDS = 300  # by the clock, for each file. A right file needs about ten
 def submissions(folder: Path) -> dict[str, list[tuple[str, Path]]]:
     """student -> (lab, file) of each file; a name that does not say both is printed."""
     found = defaultdict(list)
-    for file in sorted(folder.rglob("[!.]*.py")):
+    for file in sorted(folder.rglob("[!.]*.*")):
         first, *below = file.relative_to(folder).parts
         lab = check.lab_in(file.name)
-        rest = re.sub(check.LAB, "", file.stem).strip(" _-")
+        if file.suffix != ".py":
+            if lab and file.is_file():  # such as a notebook or a zip
+                print(f"{file} is not graded, because its name does not end with .py.")
+            continue
+        rest = re.sub(check.LAB, "", file.stem)
+        rest = re.sub(r"\(\d+\)$", "", rest).strip(" _-")  # the (1) of a second download
         student = first if below else rest
         if lab and student:
             found[student].append((lab, file))

@@ -84,7 +84,7 @@ def ask_states(*shapes):
     yours, wanted = places(h_T, rows), places(right, rows)
     later = [f"position {t + 1} of row {i}" for i, one in enumerate(rows)
              for t in range(one.prompt_length - 1, len(one.ids) - 1)]
-    must_be(f"where the model has the states h_T of {spelled(rows)}", yours, wanted,
+    must_be(f"which of the model's states h_T has, for {spelled(rows)}", yours, wanted,
             why="The states depend on all tokens before them in the row." * (NOWHERE in yours),
             causes={"The state at position t predicts the token at t + 1.": later})
 

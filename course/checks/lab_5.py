@@ -155,8 +155,8 @@ def ask_norms(norm: str):
 CHECKS = [
     (1, "the three kinds of weight, each a constant to autograd", ask_weights,
      [*zip(TRIPLES), TRIPLES]),
-    (1, "one token: d term / d log pi is w A where the mask is open", ask_one, OPEN),
-    (1, "the mask closes for each sign of A on one side of 1", ask, MASKED),
+    (1, "one token: d term / d log pi is w A where the mask is 1", ask_one, OPEN),
+    (1, "for each sign of A the mask is 0 on one side of 1", ask, MASKED),
     (1, "the mask does not look at mu: the engine's noise is no movement", ask, ENGINES),
     (1, "the cap bounds the weight, not the one that is reported", ask, CAPS),
     (1, "clip=False, other eps_low and eps_high, other kinds of weight", ask, SWITCHES),

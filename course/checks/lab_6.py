@@ -51,8 +51,9 @@ class Routed:
         if forced is not None:
             self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)  # l in layer l
             self.replay.forced[:, layer] = torch.tensor(forced)
+        said = "no norm_topk_prob" if norm is None else f"norm_topk_prob={norm}"
         self.call = (f"hook for layer {layer} of 0 (dense), 1, 2: logits {spelled(LOGITS)}, the "
-                     f"router chose {spelled(experts)}, forced {forced}, norm_topk_prob={norm}")
+                     f"router chose {spelled(experts)}, forced {forced}, {said}")
         result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
         kind = "NoneType" if forced is None else "tuple"
         must_be(f"{self.call}: the type of the result", type(result).__name__, kind)

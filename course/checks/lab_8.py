@@ -44,7 +44,7 @@ SETS = [
 
 def ask_average(weights, right):
     sets = [[1.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
-    found = evaluation.bootstrap(sets, weights, resamples=50)
+    found = evaluation.bootstrap([np.array(one) for one in sets], weights, resamples=50)
     must_be(f"avg of the sets {sets}, weights={weights}", found["avg"], right)
 
 

@@ -7,7 +7,8 @@ Read `Sequence` and `Head` (from a hidden state to logits) in parts/logprobs.py 
 Do not read further there. Useful:
 
     model = policy.get_base_model()                              # Hugging Face's class
-    model.model(input_ids=ids).last_hidden_state                 # [rows, length, hidden]
+    model.model(input_ids=ids).last_hidden_state                 # ids [rows, length] gives
+                                                                 # [rows, length, hidden]
     head_of(model).logits(h_T)                                   # [T, vocabulary], float32
 """
 import torch  # noqa: F401

@@ -30,8 +30,9 @@ def objective(lp_T, old_T, mu_T, advantage_T, config):
               0 if A < 0 and r < 1 - config.eps_low
               1 otherwise, and always 1 if config.clip is False        r = pi_theta / pi_old
 
-    The mask looks at how far the *trainer* has moved, that is at r, not at w. It closes only in the
-    direction in which the advantage pushes. The cap holds for every kind of weight.
+    The mask looks at how far the *trainer* has moved, that is at r, not at w. It is 0 only where a
+    token has moved in the direction in which the advantage pushes. The cap holds for every kind of
+    weight.
 
     lp_T, old_T and mu_T are as above, and advantage_T [T] has an A for each token. The tokens of
     several answers stand one after the other in these tensors, so the A's differ.

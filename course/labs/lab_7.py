@@ -32,8 +32,9 @@ def exact(text: str):
 
     has_decimal_point: 3.5, .5 and 3. have one, fractions have none.
     5\frac{1}{2} is 5.5, -5\frac{1}{2} is -5.5.
-    Spaces may stand before, after and between these signs, but not between two digits. So - 1 / 4
-    is a number, and 1 000 and 3 4 are none.
+    Signs are a digit, the point, -, /, a brace, \frac and \%. Spaces may stand before, after and
+    between signs, but not between two digits. So - 1 / 4 and 3 .5 are numbers, and 1 000 and 3 4
+    are none.
 
     A zero in the denominator gives None. So does anything else, for example x, 2+3, +5, 50%,
     \dfrac{1}{2}, 1,000, and the empty string, because a verifier that guesses accepts wrong
