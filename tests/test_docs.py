@@ -14,7 +14,7 @@ from parts.config import OBJECTIVES, parse
 from parts.metrics import likely_cause
 
 REPORTS = sorted((ROOT / "bench/results").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "recipes/README.md",
          *sorted((ROOT / "course").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md")),
          ROOT / "examples/README.md", *REPORTS]
 README = (ROOT / "README.md").read_text()
