@@ -14,9 +14,9 @@ from parts.config import OBJECTIVES, parse
 from parts.metrics import likely_cause
 
 REPORTS = sorted((ROOT / "bench/results").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "recipes/README.md",
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
          *sorted((ROOT / "course").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md")),
-         ROOT / "examples/README.md", *REPORTS]
+         ROOT / "examples/README.md", ROOT / "recipes/README.md", *REPORTS]
 README = (ROOT / "README.md").read_text()
 
 
