@@ -66,8 +66,8 @@ def read_run(folder: str | Path) -> dict:
     config = settings(folder)
     metrics, evals = drawn_rows(folder / "metrics.jsonl"), drawn_rows(folder / "eval.jsonl")
     if not config or not (metrics or evals):
-        raise SystemExit(f"{shown(folder)} is no folder of a run (such as runs/NAME) that has "
-                         "finished a step.")
+        raise SystemExit(f"{shown(folder)} is no folder of a run that has finished a step, such as "
+                         "runs/NAME.")
     return dict(name=folder.resolve().name, config=config, metrics=metrics, evals=evals)
 
 
