@@ -9,7 +9,7 @@ continues to sample, in rounds, until a prompt has enough right and enough wrong
            v                                                              |
     a round of M  -->  engine writes  -->  grader judges  -->  exit test on the WHOLE pool
                                                                           |
-           update  <--  n answers, reward - pool mean  <--  keep n  <-- closed
+        update  <--  n answers, reward - pool mean  <--  keep n  <-- closed
 
 Each prompt has two budgets: up to N*M answers are *sampled*, and n are *kept* for the update. Half
 of the kept answers are right because they were selected so. Their mean therefore says nothing about
@@ -25,7 +25,7 @@ the missing answers are. This changes when answers are sampled, but not which an
     dapo         sample n; if all are right or all wrong, drop the prompt and try another one
     ada-pos      rounds of M until an answer is right; keep n, of both kinds if there are any
     ada-balance  rounds of M until n//2 answers are right and n - n//2 wrong; keep those (default)
-    ada-est      sample ~ 1/sqrt(p), p from earlier epochs; keep all, with weights ~ 1/sqrt(p)
+    ada-est      sample ~ 1/sqrt(p of earlier epochs); keep all, weights ~ 1/sqrt(p of this pool)
     gvm          pilot answers estimate p; then sample where it lowers the gradient's variance most
 If you only want ada-balance, skip the last section, which serves ada-est and gvm. docs/method.md
 explains what happens to a prompt that is never solved.
@@ -136,7 +136,7 @@ class SamplerConfig:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, "
                                  f"not {getattr(self, name)!r:.80}")
         rule = self.rule
-        if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 asks for M >= n
+        if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 requires M >= n
             raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")
         compares = self.advantage != "positives-only" or rule.min_correct or rule.min_wrong
         least = 2 if compares else 1

@@ -38,7 +38,7 @@ def last(run: dict) -> float:
 
 
 def at_the_end(mine: list[dict]) -> str:
-    """A run that broke counts with its last evaluation before it did."""
+    """The mean and range of last accuracies. A failed run counts with its last evaluation."""
     ends = list(map(last, mine))
     spread = f" ({min(ends):.1%} to {max(ends):.1%})" if len(ends) > 1 else ""
     return f"{mean(ends):.1%}{spread}"
@@ -47,7 +47,7 @@ def at_the_end(mine: list[dict]) -> str:
 def logged(form: str, *keys: str, share: int = 1, measure=mean):
     """A cell: the sum of these metrics' means, over all steps or the last 1/share of them.
 
-    A step without signal has no number; "": nothing was logged.
+    A step without gradient has no number. The cell is "" if nothing was logged.
     """
     def cell(mine):
         rows = [row for run in mine
@@ -59,13 +59,13 @@ def logged(form: str, *keys: str, share: int = 1, measure=mean):
 
 
 def beyond(mine: list[dict]) -> str:
-    """Without a weight its ratio is 1 everywhere."""
+    """The share of weights above 2 and below 1/2; "" if the objective has no weight."""
     ratios = logged(".2%", "weight_over_2", "weight_under_half")
     return "" if "nois" in mine[0]["cell"] else ratios(mine)
 
 
 def in_an_exact_engine(mine: list[dict]) -> str:
-    """What an exact engine says of the last policy."""
+    """The accuracy of the last policy in an exact engine."""
     policies = [run["policy"] for run in mine if "policy" in run]
     return f"{mean(policies):.1%}" if policies else ""
 
@@ -85,13 +85,13 @@ COLUMNS = {
 
 
 def runs_of(name: str, found: dict) -> list[dict]:
-    """Of a cell, or of both."""
+    """The runs of a cell, or of both cells."""
     cells = dict.fromkeys(name.replace(BOTH, replay) for replay in ("none", "r3"))
     return [run for cell in cells for run in found[cell]]
 
 
 def comparisons(found: dict) -> str:
-    """Two arms with the same seeds: differences, and how many runs are lost."""
+    """Differences of two arms with the same seeds, and the number of collapsed runs."""
     rows = [["cells", "minus", "points, paired by seed", "ahead", "sign test", "lost",
              "of these half-way", "the best of these in an exact engine", "Fisher"]]
     for names in COMPARED:

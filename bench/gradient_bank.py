@@ -147,7 +147,7 @@ def coefficients(rewards, config: SamplerConfig, rng) -> tuple[np.ndarray, int]:
 
 
 def outcomes(config: SamplerConfig, bank: list[dict]) -> dict:
-    """What the rule made of each problem, 100 times over: draws, and the update as
+    """The results of the rule for each problem in 100 repetitions: answers, and the update as
 
     along [problems, 100, held-out problems]: its products with their gradients
     short [problems, 100, SHORT]: the sum of its answers' short sketches
@@ -178,7 +178,7 @@ def read_bank() -> list[dict]:
 
 # ------------------------------------------------------------------------------ what they gain
 def mean_gain(found: dict, budget: int, chosen, held, rng) -> float:
-    """Over UPDATES updates of so many draws, of the problems `chosen` as tested on `held`."""
+    """The mean over UPDATES updates of `budget` answers to the problems `chosen`, for `held`."""
     prompts = max(1, round(budget / found["draws"][chosen].mean()))
     at = chosen[rng.integers(0, len(chosen), (UPDATES, prompts))]
     outcome = rng.integers(0, OUTCOMES, at.shape)
@@ -189,8 +189,8 @@ def mean_gain(found: dict, budget: int, chosen, held, rng) -> float:
 
 
 def ratios(found: dict[str, dict], budget: int, base: str = "uniform-4") -> dict[str, tuple]:
-    """rule -> (ratio of its mean gain to that of `base`, low, high): 95 %, over problems drawn
-    again from both sets.
+    """rule -> (ratio of its mean gain to that of `base`, low, high), a 95 % interval by resampling
+    the problems of both sets.
     """
     rng = np.random.default_rng(budget)
     train, held = (len(found[base]["along"]), found[base]["along"].shape[2])

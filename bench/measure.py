@@ -80,9 +80,9 @@ def draw(run, **settings) -> list:
 
 # ------------------------------------------------------------------------------ beside vLLM
 def rollouts(*flags: str) -> list[list[str]]:
-    """One step through the sampler, grading included, against vLLM's own LLM.generate of as many
-    samples of the same lengths, asked for at once. A single round shows what our code costs, the
-    rest is what rounds cost."""
+    """One step through the sampler, with grading, against a plain LLM.generate call for the same
+    number of answers with the same lengths. A single round shows the cost of our code, and more
+    rounds show the cost of rounds."""
     found = [["rounds", "samples", "engine steps", "a step of one response", "sampler, tokens/s",
               "generate, tokens/s", "ratio (range)"]]
     with project(*flags, "--sampler", "ada-balance") as run:
@@ -124,11 +124,11 @@ GRPO = "--sampler uniform --n 8 --objective grpo --lr 1e-9 --steps 6".split()
 
 
 def trl(*flags: str) -> list[list[str]]:
-    """A step of minirl.py beside one of TRL's GRPOTrainer with Hugging Face's generation: the same
-    model, prompts, samples, LoRA, loss and grader. The learning rate is next to 0, so that both go
-    on drawing from the same policy. TRL takes all answers in one pass; of a real model 16.
+    """A step of minirl.py compared with one of TRL's GRPOTrainer with Hugging Face's generation.
+    Model, prompts, answers, LoRA, loss and grader are equal. The learning rate is almost 0, so both
+    sample from the same policy. TRL takes all answers in one pass, or 16 with a real model.
 
-    Flags of TRL's side alone, as in recipes/trl_ada.py: --micro-rows, and settings by --trl.
+    Flags only for TRL, as in recipes/trl_ada.py: --micro-rows, and settings by --trl.
     """
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--micro-rows", type=int)
@@ -145,8 +145,8 @@ def trl(*flags: str) -> list[list[str]]:
 
 
 def take_turns(run, trainer, drawn: list[tuple]) -> dict[str, list[tuple]]:
-    """Of each step of ours, and of TRL's: drawn tokens a second, seconds until all answers are
-    there, seconds after that. The first does not count."""
+    """For each step of ours and of TRL's: sampled tokens per second, seconds until all answers are
+    complete, seconds after that. The first step does not count."""
     import minirl
     from transformers import TrainerCallback
 
@@ -170,8 +170,8 @@ def take_turns(run, trainer, drawn: list[tuple]) -> dict[str, list[tuple]]:
 
 
 def trl_trainer(run, drawn: list[tuple], theirs):
-    """TRL's trainer with the settings that the recipe would give it, but for the engine; it adds
-    each step's tokens to `drawn`, and when they were there."""
+    """TRL's trainer with the settings of the recipe, except the engine. For each step it adds to
+    `drawn` the number of tokens and the time when they were complete."""
     from recipes import trl_ada  # before TRL
     from datasets import Dataset
     from parts.models import TINY, fetch_model
@@ -201,7 +201,7 @@ def trl_trainer(run, drawn: list[tuple], theirs):
 
 
 # ------------------------------------------------------------------------------ a busy machine
-BESIDE = {  # what runs beside it -> the priority of each loop
+BESIDE = {  # other processes -> the priority of each loop
     "nothing": [],
     "one loop at nice 10": [10],
     "one loop": [0],
@@ -210,7 +210,7 @@ BESIDE = {  # what runs beside it -> the priority of each loop
 
 def busy(*flags: str) -> list[list[str]]:
     """Seconds of a real model's step (8 prompts, 4 short answers each), with all threads and with
-    as many as parts/machine.py chooses; x: times those of all threads beside nothing."""
+    the number of parts/machine.py. x is the ratio to all threads without other processes."""
     os.environ.pop("OMP_NUM_THREADS")  # torch is not imported yet
     found = {}
     with project("--model", "SmolLM2-135M-Instruct", "--reward", COIN, "--lr", "1e-9", *(
@@ -297,7 +297,7 @@ def random_model(folder: Path) -> None:
 # ---------------------------------------------------------------------------------- the verifier
 def verifier(*runs: str) -> list[list[str]]:
     """The verdicts of this project's verifier and of plain math-verify on the answers in the logs
-    of `runs`. Every difference is printed, and the first forty stand below the table."""
+    of `runs`. Every difference is printed, and the first forty are below the table."""
     from rewards import Grader, extract_answer
 
     answers = list(dict.fromkeys(answer for run in runs for answer in logged_answers(Path(run))))

@@ -37,7 +37,7 @@ WAITING = 10  # times as many by the clock: a test that waits takes no CPU time
 
 # ---------------------------------------------------------------------------------- a broken copy
 def mutated(text: str, mutant: dict) -> str:
-    """A file's text with the mutant's line in the place of the original."""
+    """A file's text with the mutant's line instead of the original."""
     times = text.count(mutant["old"])
     if times != 1:
         raise SystemExit(
@@ -105,7 +105,7 @@ def is_sound(place: Path, test: str) -> bool:
 
 
 def killer(place: Path, mutant: dict) -> str:
-    """The named test that fails on the broken code, if it passes on the sound; or ""."""
+    """The named test that fails on the broken code, if it passes on the original; or ""."""
     before = mutate(place, mutant)
     test = failing(place, mutant["test"]) if "test" in mutant else ""
     (place / mutant["file"]).write_text(before, encoding="utf-8")

@@ -25,7 +25,7 @@ SEEDS, SOUND, BROKEN, SIZE = range(10), 6, 3, 3e-3
 PROMPTS, ANSWER = [8] * 24, 12  # tokens
 SMALL = "--eval-every 0 --no-eval-first --eval-questions 4 --eval-k 1 --warmup-steps 1".split()
 COIN = ["--reward", f"{ROOT}/bench/coin.py:coin"]  # whatever the model knows, there is a gradient
-RUNS = dict(  # flags of minirl.py; a sound run in which both versions look at every sync
+RUNS = dict(  # flags of minirl.py; correct runs in which both versions check every sync
     smollm=["--model", "SmolLM2-135M-Instruct", "--dtype", "bfloat16", "--steps", "20",
             "--batch-prompts", "2", "--N", "1", "--max-tokens", "16", *COIN, *SMALL],
     fp8=["--rollout-dtype", "fp8", "--steps", "20", "--batch-prompts", "8", *SMALL],
@@ -104,7 +104,7 @@ def later(engine, policy, probe, steps: range, seed: int) -> int:
 
 # ---------------------------------------------------------------------------- runs, with vLLM
 def run(name: str, probes: dict) -> None:
-    """A sound run of minirl.py: what each version says before step 1 and after every sync."""
+    """A correct run of minirl.py, with the results of each version before step 1 and at syncs."""
     import minirl
     from parts import run as running
     from parts.config import parse
@@ -141,7 +141,7 @@ def run(name: str, probes: dict) -> None:
 
 # -------------------------------------------------------------------------------------- the tables
 def tables(rows: list[dict], probes: list[str]) -> str:
-    """Of all rows: how often each fault was seen, and what was said of sound runs."""
+    """Tables of how often each fault was detected, and of the results for correct runs."""
     tried = [row for row in rows if row["part"] == "faults"]
     table = [["fault", "noise", *(f"{name}: {when}" for name in probes
                                   for when in ("at the start", "later"))]]

@@ -106,7 +106,7 @@ def rate(mine: list[dict]) -> str:
 
 
 def lost(draws: int):
-    """How many runs are below their start after so many draws."""
+    """A cell: how many runs are below their first accuracy after `draws` answers."""
     return lambda mine: "{} of {}".format(
         sum(is_lost(line, at(line, "samples", draws)) for line in mine), len(mine))
 
@@ -150,7 +150,7 @@ HYPOTHESES = [  # number, ada-balance's rival, what is equal, is ada-balance hel
     ("4", "uniform-4-wide", "r2", True),
     ("5", "uniform-4", "solved", True),
     ("6", "uniform-16", "engine_steps", False)]
-EXPLORED = [  # beside the hypotheses: ada-balance's rival, what is equal, how much of it
+EXPLORED = [  # in addition to the hypotheses: ada-balance's rival, what is equal, how much of it
     *((rival, "step", steps) for rival in ("uniform-4", "uniform-16") for steps in (STEPS, 60)),
     ("uniform-4-wide", "step", STEPS), ("uniform-4", "samples", DRAWS),
     *(("uniform-4-wide", "samples", draws) for draws in (8_000, 12_000, DRAWS)),
@@ -173,13 +173,13 @@ def modelled(row: dict) -> dict[str, float]:
 
 
 def budget_of(cost: str, lines: list[dict]) -> float:
-    """The plan's draws and steps, else the most that every run had spent within DRAWS."""
+    """The answers and steps of the plan, else the most that every run had spent within DRAWS."""
     fixed = dict(samples=DRAWS, step=STEPS, solved=FIRST_DRAWS)
     return fixed.get(cost) or min(at(line, "samples", DRAWS, key=cost) for line in lines)
 
 
 def ever_solved(line: dict) -> float:
-    """Share of the letters below 0.05 whose right answer was drawn within FIRST_DRAWS."""
+    """Share of the letters below 0.05 with a right answer within FIRST_DRAWS answers."""
     letters = [x for x in problems.LETTERS if problems.belief(x) < 0.05]
     return mean(line["solved"].get(x, math.inf) <= FIRST_DRAWS for x in letters)
 
@@ -251,8 +251,8 @@ def skills_tables(lines: list[dict]) -> dict[str, str]:
 
 # ------------------------------------------------------------------------------ the longer study
 PRIMARY = 46_000  # draws
-GOAL = 48_000  # draws that every run went to
-FURTHER = 60_000  # draws of the primary pair's tested runs
+GOAL = 48_000  # answers that every run reached
+FURTHER = 60_000  # answers of the primary pair's tested runs
 CROSSING = 30_000
 LONG_SEEDS, LONG_TUNING, SOME_SEEDS = range(12, 22), range(102, 105), range(12, 15)
 SLOWER = ("ada-pos-slower", "ada-balance-cap-slower")  # added later: nothing tuned
@@ -285,7 +285,7 @@ def differences(lines: list[dict], rows) -> str:
 
 
 def pair(draws: int):
-    """The pair's difference; no verdict, says the plan."""
+    """The pair's difference, without a conclusion, as the plan requires."""
     return lambda mine: gap(mine, *PAIR, "samples", draws, verdict=False)
 
 
@@ -304,7 +304,7 @@ def gain(start: int, end: int):
 
 
 def one_run(seed: int):
-    """Its accuracy at PRIMARY; of a lost one also the best that it ever had."""
+    """A run's accuracy at PRIMARY; for a collapsed run also its best accuracy."""
     def cell(mine):
         line, = of(mine, [seed])
         end, best = at(line, "samples", PRIMARY), max(row["avg"] for row in line["evals"])
@@ -316,7 +316,7 @@ def one_run(seed: int):
 def silence(start: int, end: int, said: str):
     """A cell: `said` of the prompts between so many draws, if all runs went so far.
 
-    wrong, right: the share of prompts that were silent with such answers.
+    wrong, right: the share of prompts with only such answers.
     """
     def cell(mine):
         if end > min(line["evals"][-1]["samples"] for line in mine):
@@ -413,7 +413,7 @@ def qwen_runs() -> list[dict]:
 
 
 def draw_sets(arms, lines: list[dict], name: str) -> None:
-    """Accuracy on each held-out set against draws."""
+    """Accuracy on each held-out set against sampled answers."""
     def on(title):
         return lambda line, cost: series([row | row["sets"] for row in line["evals"]], title, cost)
 

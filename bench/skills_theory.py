@@ -10,7 +10,7 @@ from models import make
 from models import problems
 from parts.models import tiny_folder
 
-RULES = {  # whose pools have a closed law
+RULES = {  # their pools have a known distribution
     "uniform-4": SamplerConfig(sampler="uniform", n=4),
     "uniform-16": SamplerConfig(sampler="uniform", n=16),
     "ada-pos": SamplerConfig(sampler="ada-pos"),
@@ -19,7 +19,7 @@ RULES = {  # whose pools have a closed law
 
 @functools.cache
 def pass_rates() -> dict[str, list[float]]:
-    """Letter -> the exact chance of the right completion, for each of its held-out problems."""
+    """Letter -> the exact probabilities of the right completions of its held-out problems."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -43,9 +43,9 @@ def law(p: float, arm: str):
 
 
 def predicted(still: dict[str, dict]) -> str:
-    """Draws and silence of a prompt by belief: expected exactly, and counted without training.
+    """Answers and share without gradient by belief: exact expectations, counts without training.
 
-    still: arm -> letter -> [prompts met, draws, right answers, silent prompts].
+    still: arm -> letter -> [prompts, answers, right answers, prompts without gradient].
     """
     found = [["belief", "pass rate", *(f"{arm}: {what}" for arm in RULES
                                        for what in ("draws", "no signal"))]]

@@ -35,9 +35,9 @@ EQUAL = 0.03  # an interval around 0 within this is called equal
 
 @dataclass
 class Study:
-    """What is kept of the runs, and what the page shows of them."""
+    """What is stored of the runs of a study, and what its page shows."""
 
-    keep: Callable  # keep(folder, end): what is stored of a finished run, beside ABOUT
+    keep: Callable  # keep(folder, end): what is stored of a finished run, in addition to ABOUT
     tables: Callable  # tables(lines): {title: table}
     draw: Callable = lambda lines, name: None  # writes pictures bench/results/NAME*.png
     planned: Callable | None = None  # planned(): the runs, if others than those that are stored
@@ -46,7 +46,7 @@ class Study:
 
 # --------------------------------------------------------------------------------------- its file
 def columns(rows, kept=None) -> dict[str, list]:
-    """[{key: value}] -> {key: [values]}, of the keys in `kept`, or all; None: not in that row."""
+    """[{key: value}] -> {key: [values]} for the keys in `kept`, or all; None: missing in a row."""
     rows = list(rows)
     keys = dict.fromkeys(key for row in rows for key in row if not kept or key in kept)
     return {key: [row.get(key) for row in rows] for key in keys}
@@ -70,7 +70,7 @@ def keep(metrics: tuple, folder: Path, end: str) -> dict:
 
 
 def load(study: str) -> list[dict]:
-    """The lines of a study, with rows in the place of columns; empty if there is no such file."""
+    """The lines of a study, with rows instead of columns; empty if there is no such file."""
     path = RESULTS / f"{study}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [line | dict(metrics=rows(line["metrics"]), evals=rows(line["evals"])) for line in lines]
@@ -153,9 +153,9 @@ def word(centre: float, half: float) -> str:
 
 
 def power(true: float, deviation: float, seeds: int) -> float:
-    """The chance that a true difference gets the word ahead: the interval lies above 0.
+    """The probability that the interval of a true difference is above 0 (the word ahead).
 
-    The mean of the pairs is drawn from their normal law, their spread s from its own, a chi.
+    The mean of the pairs has a normal distribution, their spread s a chi distribution.
     """
     freedom, step = seeds - 1, 0.002
     density = 2 * (freedom / 2) ** (freedom / 2) / math.gamma(freedom / 2)
@@ -167,7 +167,7 @@ def power(true: float, deviation: float, seeds: int) -> float:
 
 
 def fisher(lost: int, other: int, runs: int) -> float:
-    """Two-sided exact p-value of `lost` against `other` of so many runs each."""
+    """Two-sided exact p-value of `lost` against `other` collapsed runs, of `runs` runs each."""
     both = lost + other
     ways = {i: math.comb(runs, i) * math.comb(runs, both - i) for i in range(both + 1)}
     rarer = sum(way for way in ways.values() if way <= ways[lost])
@@ -175,7 +175,7 @@ def fisher(lost: int, other: int, runs: int) -> float:
 
 
 def sign_test(ahead: int, pairs: int) -> float:
-    """Two-sided p-value, if either side were ahead with a chance of 1/2."""
+    """Two-sided p-value, if either side is ahead with probability 1/2."""
     most = max(ahead, pairs - ahead)
     return min(1.0, 2 * sum(math.comb(pairs, i) for i in range(most, pairs + 1)) / 2**pairs)
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from bench.mutate import mutate, mutated
 
 ANSWERS = ROOT / "course" / "answers"
-HIDDEN = ("tests", "course", "bench", "docs", ".gitignore")  # they would give the bug away
+HIDDEN = ("tests", "course", "bench", "docs", ".gitignore")  # they would show the bug
 BESIDE = 2  # a line at most this far from the bug counts as found
 
 
@@ -60,7 +60,7 @@ def copy(folder: Path) -> None:
 
 
 def command_of(bug: dict) -> str:
-    """It works in the copy and in the project, so that the two runs can be compared.
+    """The command for the copy and for the project, so that the two runs can be compared.
 
     The run's name has the bug's number, so that a second hunt can begin in the same folder.
     """
@@ -69,7 +69,7 @@ def command_of(bug: dict) -> str:
 
 
 def task_of(bug: dict) -> str:
-    """What the students read. It gives nothing of the bug away."""
+    """The text for the students, which does not show the bug."""
     run = f"runs/hunt-{bug['number']}"
     return f"""The user says:
 
@@ -120,7 +120,7 @@ def verdict(bug: dict, where: str) -> str:
 
 # ------------------------------------------------------------------------------ the commands
 def list_bugs() -> None:
-    """What the users complain of, and which session teaches what one needs to find it."""
+    """List the complaints of the users, with the session that each bug belongs to."""
     for number, bug in bugs().items():
         start = ", a good first bug" if "starter" in bug else ""
         print(f"{number:3}  session {bug['session']}{start}: {bug['symptom']}")
@@ -147,12 +147,12 @@ def hint(number: Positional[int], which: Positional[int] = 1) -> None:
 
 
 def check(number: Positional[int], where: Positional[str]) -> None:
-    """Is the bug in this line (file:line)?"""
+    """Say whether the bug is in this line (file:line)."""
     print(verdict(find(number), where))
 
 
 def answer(number: Positional[int]) -> None:
-    """What it was, who had it, and which test catches it."""
+    """Say what the bug was, who had it, and which test catches it."""
     bug = find(number)
     seen = bug["seen"]
     print(f"{bug['why']}: {bug['file']}, line {planted_lines(bug)[0]}\n\n{bug['answer']}\n")

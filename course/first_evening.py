@@ -1,19 +1,19 @@
-"""The whole idea on one page, for a first evening.
+"""The main idea of the project in one short program, for a first evening.
 
     python course/first_evening.py      # the built-in toy model: from 23 to 48 % in a minute
 
-A sketch of minirl.py that one can read from top to bottom, and write again afterwards: no engine,
-no flags, no files. It asks Hugging Face's `generate` for answers, in rounds, until a prompt has
-shown right and wrong ones (Reinforce-Ada), and takes one policy-gradient step per batch (MiniRL
-with one mini-batch and no engine: nothing is clipped, importance weights are 1). What is missing
-here, and where the project has it, is at the end. `make demo` gets further: twice the prompts per
-step, and an adapter with a rate ten times as high.
+This sketch of minirl.py has no engine, no flags and no files, so you can read it from top to bottom
+and write it again afterwards. It samples answers with Hugging Face's `generate`, in rounds, until a
+prompt has right and wrong answers (Reinforce-Ada), and takes one policy-gradient step per batch. As
+MiniRL has one mini-batch and no engine here, no token is masked and importance weights are 1. The
+end says what is missing and where the project has it. `make demo` gets further, with twice the
+prompts per step, and with an adapter that has ten times the learning rate.
 """
 import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the model is so small that threads slow it down
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a small model is slower with more threads
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from models.problems import chains  # "7+5-4=?", with the answer "8"
 
 if sys.argv[2:] or not "".join(sys.argv[1:] or "20").isdecimal():
-    raise SystemExit("usage: python course/first_evening.py [number of steps, 20 if not said]")
+    raise SystemExit("usage: python course/first_evening.py [number of steps, default 20]")
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
 PROMPTS = 12  # per step
-M, N, n = 8, 4, 4  # answers a round, most rounds, answers kept of each prompt
+M, N, n = 8, 4, 4  # answers per round, largest number of rounds, kept answers per prompt
 MAX_TOKENS = 48
 
 torch.manual_seed(0)
@@ -41,7 +41,7 @@ def ids_of(problem: dict) -> list[int]:
 
 
 def draw(problem: dict, count: int, luck: bool = True) -> list[list[int]]:
-    """`count` answers, as token ids with their end; without luck each token is the likeliest."""
+    """`count` answers as token ids with the end token. Without luck, decoding is greedy."""
     prompt = torch.tensor([ids_of(problem)] * count)  # [count, prompt]
     whole = dict(temperature=1.0, top_k=0, top_p=1.0) if luck else {}  # the whole distribution
     drawn = policy.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=luck,
@@ -52,7 +52,7 @@ def draw(problem: dict, count: int, luck: bool = True) -> list[list[int]]:
 
 
 def reward(problem: dict, answer: list[int]) -> float:
-    """1 if the box holds the right number. (The project asks math-verify.)"""
+    """1 if the box holds the right number. (The project uses math-verify.)"""
     return float(f"\\boxed{{{problem['answer']}}}" in tokenizer.decode(answer))
 
 
@@ -68,9 +68,9 @@ example = held_out[2]
 print(f"{example['problem']}  before: {tokenizer.decode(draw(example, 1, luck=False)[0])!r}")
 for step in range(1, STEPS + 1):
     kept = []  # (problem, answer, advantage)
-    first_round = []  # rewards: later rounds ask hard problems more often
+    first_round = []  # rewards; in later rounds hard problems are more frequent
     for problem in train[(step - 1) * PROMPTS:step * PROMPTS]:
-        # Sample in rounds. The exit test looks at all that was drawn, after complete rounds only.
+        # Sample in rounds. The exit test uses the whole pool, after complete rounds only.
         pool = []  # (answer, reward)
         for _ in range(N):
             pool += [(answer, reward(problem, answer)) for answer in draw(problem, M)]
@@ -79,20 +79,20 @@ for step in range(1, STEPS + 1):
             wrong = [pair for pair in pool if pair[1] == 0]
             if len(right) >= n // 2 and len(wrong) >= n - n // 2:
                 break
-        # Keep n, half of them right; where one kind is short, the other fills up. They are chosen,
-        # so their mean says nothing: the baseline is the mean of the whole pool.
+        # Keep n, half of them right, or more of one kind if the other has too few. They are
+        # selected, so their mean says nothing, and the baseline is the mean of the whole pool.
         few_wrong = min(n - min(n // 2, len(right)), len(wrong))
         baseline = sum(r for _, r in pool) / len(pool)
         chosen = right[:n - few_wrong] + wrong[:few_wrong]
         kept += [(problem, answer, r - baseline) for answer, r in chosen]
         if step in (1, STEPS) and len(kept) == n:  # show the first prompt's answers
-            print(f"{problem['problem']}  {len(right)} of {len(pool)} answers are right; kept are")
+            print(f"{problem['problem']}  {len(right)} of {len(pool)} answers are right. Kept are:")
             for answer, r in chosen:
                 text = tokenizer.decode(answer)
                 print(f"   advantage {r - baseline:+.3f}, reward {r:.0f}: {text!r}")
 
-    # The gradient of -(1 / responses) sum A log pi: each token gets its answer's advantage A. Rows
-    # of advantage 0 have no gradient but count in the divisor: little signal, a small step.
+    # The gradient of -(1 / answers) sum A log pi, where each token has its answer's advantage A.
+    # Answers with advantage 0 have no gradient, but count in the divisor, so the step is smaller.
     loss = 0.0
     for problem, answer, advantage in kept:
         if advantage:
@@ -105,7 +105,7 @@ for step in range(1, STEPS + 1):
     silent = sum(not advantage for *_, advantage in kept) / len(kept)
     mean = sum(first_round) / len(first_round)
     print(f"step {step:3}: right in the first round {mean:.0%}, loss {loss:+.4f}, "
-          f"kept rows without a signal {silent:.0%}", flush=True)
+          f"kept answers without gradient {silent:.0%}", flush=True)
 
     if step in (1, STEPS // 2, STEPS):
         rate = sum(reward(p, draw(p, 1)[0]) for p in held_out) / len(held_out)
@@ -113,13 +113,13 @@ for step in range(1, STEPS + 1):
 
 print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=False)[0])!r}")
 
-# Change one line, predict, run again. With seed 0, after 20 steps:      right   rows without signal
+# Change one line, predict, run again. With seed 0, after 20 steps:      right   without gradient
 #   as it is                                                             48 %     8 %
 #   baseline = 0: wrong answers teach nothing                            51 %    62 %
 #   baseline = the mean of the kept: +-1/2, however hard the prompt      52 %     8 %
 #   N = 1: no second round                                               43 %    50 %
 #   no len(kept) in the loss: AdamW divides it out, but the norm is cut  46 %     8 %
-# 100 answers cannot tell these accuracies apart; the rows without a signal can be.
+# 100 answers cannot distinguish these accuracies, but the shares without gradient differ.
 
 # What is missing here                                 and where it is
 #   all prompts and rounds at the same time             ada_sampler.py: Collector; parts/engine.py
@@ -131,7 +131,7 @@ print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=Fal
 #   answers that are right in another form              rewards.py, verifier/
 #   mixtures of experts                                 parts/routing_replay.py
 #   intervals of the accuracy                           eval.py
-#   a run that can be killed, resumed, looked into      parts/run.py, explore.py
+#   a run that can be killed, resumed and viewed        parts/run.py, explore.py
 
 # Read course/second_evening.py next, which has the engine, the mask, the weight and the adapter in
 # 200 lines. Then read minirl.py.

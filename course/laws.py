@@ -1,7 +1,7 @@
-"""The formulas of the lecture notes as functions; course/figures.py draws them.
+"""The formulas of the lecture notes as functions, which course/figures.py draws.
 
-tests/test_course_notes.py checks each one. Symbols are those of the notes: p is a prompt's pass
-rate, n samples are kept, and there are up to N rounds of M samples.
+tests/test_course_notes.py checks each one. The symbols are those of the notes: p is the pass rate
+of a prompt, n samples are kept, and there are up to N rounds of M samples.
 """
 import itertools
 import math
@@ -58,7 +58,7 @@ def silent(p: float, n: int) -> float:
 
 
 def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
-    """(right, wrong, outcome) of a closed pool -> its probability, by the project's exit test."""
+    """(right, wrong, outcome) of a finished pool -> its probability, by the project's exit test."""
     closed, waiting, M = Counter(), {(0, 0): 1.0}, config.rule.round_size
     law = [math.comb(M, k) * p**k * (1 - p) ** (M - k) for k in range(M + 1)]
     for t in range(1, config.rule.max_rounds + 1):
@@ -70,7 +70,7 @@ def closed_pools(p: float, config: SamplerConfig) -> dict[tuple, float]:
 
 
 def group_of(p: float, right: int, wrong: int, outcome: str, config: SamplerConfig) -> Group:
-    """A closed group with these counts, with what the project keeps of it and its advantages."""
+    """A finished group with these counts, and with the project's kept answers and advantages."""
     pool = [Sample(i, 0, reward=float(i < right), status="", correct=i < right)
             for i in range(right + wrong)]
     group = Group(0, Coin(0, p), pool, 1, outcome)
@@ -79,7 +79,7 @@ def group_of(p: float, right: int, wrong: int, outcome: str, config: SamplerConf
 
 
 def effective_weight(group: Group, config: SamplerConfig) -> float:
-    """A coin's share of the update, in units of grad p; its mean over many coins is w(p).
+    """A prompt's share of the update, in units of grad p. Its mean over many prompts is w(p).
 
     Let g+ and g- be the mean of grad log pi over correct and over wrong answers. Then
     p g+ + (1-p) g- = 0 and grad p = p g+, so a correct row counts 1/p and a wrong one -1/(1-p).
@@ -100,7 +100,7 @@ class Yield(NamedTuple):
 
 
 def expected_yield(p: float, config: SamplerConfig) -> Yield:
-    """What a prompt gives and what it costs under this rule (session 4)."""
+    """The expected weight, variance and cost of a prompt under this rule (session 4)."""
     totals, n = [0.0] * 5, config.rule.rows_per_prompt
     for (right, wrong, outcome), chance in closed_pools(p, config).items():
         group = group_of(p, right, wrong, outcome, config)
@@ -141,7 +141,7 @@ def gvm_least(p: list[float], norms: list[float], total: float) -> float:
     return sum(g / x**0.5 for x, g in zip(p, norms)) ** 2 / total
 
 
-# -------------------------------------------------------------- session 5: weights that are cut off
+# -------------------------------------------------------------------- session 5: weights with a cap
 def capped(sigma: float, cap: float) -> tuple[float, float]:
     """(mean, variance) of min(w, cap), log w normal with variance sigma^2 and E[w] = 1."""
     a = (math.log(cap) + sigma**2 / 2) / sigma
@@ -165,8 +165,8 @@ def flip(kappa: float, sigma: float) -> float:
 def reward_flow(p: float, h: float, prompts: int, time: float, steps: int = 4000):
     """[(t, expected reward, accuracy)]: exact policy gradient of the model of session 7.
 
-    Each prompt has its own logit for the right answer; all share one for the loophole; the wrong
-    answers' logit is 0.
+    Each prompt has a logit for the right answer, and all share one for the loophole. The logit of
+    wrong answers is 0.
     """
     own, shared = math.log(p / (1 - p - h)), math.log(h / (1 - p - h))
     path, dt = [], time / steps

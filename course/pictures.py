@@ -1,4 +1,4 @@
-"""The pictures of walkthrough.ipynb, as PNGs: they are shown where it cannot run, too."""
+"""The pictures of walkthrough.ipynb as PNGs, which are shown even if the notebook cannot run."""
 from io import BytesIO
 
 from IPython.display import Image
@@ -24,12 +24,12 @@ def shown(figure) -> Image:
 
 
 def question(group) -> str:
-    """The prompt without the tokens around it that tell the model who is speaking."""
+    """The prompt without the tokens that mark the turns."""
     return group.problem.prompt.removeprefix("<|user|>").removesuffix("<|assistant|>")
 
 
 def rounds(groups, M: int) -> Image:
-    """A row per prompt, a square per draw, a gap between rounds, a frame around what is kept."""
+    """A row per prompt, a square per answer, a gap between rounds, frames around kept answers."""
     figure, axis = panel(0.28 * len(groups) + 0.9)
     for y, group in enumerate(groups):
         kept = {s.index for s in group.kept}
@@ -41,27 +41,27 @@ def rounds(groups, M: int) -> Image:
         right = sum(s.correct for s in group.pool)
         axis.text(x + 1.4, y + 0.5, f"{right} of {len(group.pool)}", va="center", fontsize=8)
     axis.set(xlim=(-0.5, 39), ylim=(len(groups), 0),
-             xlabel="draws, in rounds: green right, grey wrong, framed kept")
+             xlabel="answers in rounds (green: right, grey: wrong, framed: kept)")
     axis.set_yticks([y + 0.5 for y in range(len(groups))], map(question, groups), fontsize=8)
     axis.set_xticks([])
     return shown(figure)
 
 
 def advantages(group) -> Image:
-    """Reward minus the pool's mean, for every draw; what is not kept is pale."""
+    """Reward minus the mean of the pool for every answer. Answers that are not kept are pale."""
     figure, axis = panel(2.6)
     kept = {s.index for s in group.kept}
     for s in group.pool:
         color, alpha = RIGHT if s.correct else "#8d99ae", 1 if s.index in kept else 0.25
         axis.bar(s.index, s.reward - group.baseline, color=color, alpha=alpha)
     axis.axhline(0, color=DARK, linewidth=1)
-    axis.set(xlabel="draw (pale: not kept)", ylabel="reward - mean of the pool",
+    axis.set(xlabel="answer (pale: not kept)", ylabel="reward - mean of the pool",
              xlim=(-0.7, len(group.pool) - 0.3))
     return shown(figure)
 
 
 def tokens(answers) -> Image:
-    """A line per answer; tokens by pi_theta/pi_old: green up, red down, framed masked."""
+    """A line per answer. Colours: pi_theta/pi_old (green up, red down). Frames: masked tokens."""
     figure, axis = panel(0.5 * len(answers), width=10)
     longest = 48
     for y, table in enumerate(answers):

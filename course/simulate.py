@@ -1,11 +1,11 @@
-"""What a sampling rule does with its budget, shown on prompts that are coins: no model, 2 seconds.
+"""Simulates the sampling rules on prompts with a fixed pass rate, without a model, in 2 seconds.
 
-    python course/simulate.py --pass-rate 0.05        # of every prompt
-    python course/simulate.py --pass-rate 0.05 0.5    # of half of the prompts each
+    python course/simulate.py --pass-rate 0.05        # every prompt has it
+    python course/simulate.py --pass-rate 0.05 0.5    # half of the prompts have each
 
-For other settings call `simulate` and `report`. Draws, unresolved and no signal are per place in
-the batch. The update of a prompt is w(p) grad p, with w the effective weight: 1 ascends p, 1/p
-ascends log p.
+For other settings call `simulate` and `report`. The first three columns are per place in the batch.
+The update of a prompt is w(p) grad p, where w is the effective weight. With w = 1 it is gradient
+ascent on p, and with w = 1/p on log p.
 """
 import argparse
 import math
@@ -27,9 +27,9 @@ PROMPTS = 2000
 WRONG, CORRECT = Flip(0.0, "wrong", ()), Flip(1.0, "correct", ())
 
 
-# -------------------------------------------------------------------------------------- the coins
+# ---------------------------------------------------------------------------------- the simulation
 class CoinEngine:
-    """Replaces the language model: a sample is a flip of its prompt, finished in one step."""
+    """Replaces the language model. An answer is right with probability p, after one step."""
 
     def __init__(self, seed: int = 0):
         self.random, self.queue = random.Random(seed).random, []
@@ -47,9 +47,9 @@ class CoinEngine:
 
 
 def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -> list[Group]:
-    """One step of the real `collect`, with one coin per pass rate.
+    """One step of the real `collect`, with one prompt per pass rate.
 
-    ada-est knows nothing at its first visit, so the last of several is returned.
+    ada-est has no counts in its first epoch, so the last of several is returned.
     """
     check_sampler(config)
     coins = [Coin(i, p) for i, p in enumerate(p_P)]
@@ -67,10 +67,10 @@ def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -
 
 # ----------------------------------------------------------------------------------- what they show
 def report(groups: list[Group], config: SamplerConfig, places: int) -> tuple:
-    """(draws, unresolved, without signal, effective weight, its standard error).
+    """(samples, unresolved, without gradient, effective weight, its standard error).
 
-    The first three are per place in the batch. dapo may try several prompts for a place: their
-    draws add up, the place is unresolved if all fail, and prompts weigh as many times as much.
+    The first three are per place in the batch. dapo may try several prompts for a place. Then their
+    samples add up, the place is unresolved if all fail, and weights are multiplied by the tries.
     """
     tries = len(groups) / places
     weights_P = [tries * effective_weight(group, config) for group in groups]
@@ -83,16 +83,16 @@ def report(groups: list[Group], config: SamplerConfig, places: int) -> tuple:
 
 # --------------------------------------------------------------------------------- command line
 def main(argv: list[str] | None = None) -> None:
-    """Prints a line per rule."""
+    """Print a line per rule."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pass-rate", type=float, nargs="+", default=[0.05, 0.2, 0.5, 0.8, 0.95],
-                        metavar="P", help="of the prompts; the same number of prompts has each")
+                        metavar="P", help="pass rates; the same number of prompts has each")
     rates = parser.parse_args(argv).pass_rate
     if not all(0 <= p <= 1 for p in rates):
         raise SystemExit("--pass-rate takes numbers from 0 to 1.")
     p_P = rates * math.ceil(PROMPTS / len(rates))
     print(f"{len(p_P)} prompts, pass rate {fmean(p_P):.3g} on average")
-    print(f"{'':16}{'draws':>8}{'unresolved':>12}{'no signal':>12}{'effective weight':>20}")
+    print(f"{'':16}{'samples':>8}{'unresolved':>12}{'no gradient':>12}{'effective weight':>20}")
     for rule in RULES:
         config = SamplerConfig(sampler=rule)
         draws, unresolved, silent, weight, error = report(simulate(config, p_P), config, len(p_P))

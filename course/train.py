@@ -1,13 +1,13 @@
-"""Trains the tiny model twice: with the project's functions, and with yours in their place.
+"""Trains the tiny model twice, first with the project's functions and then with yours.
 
     python course/train.py --with lab_3                 # two runs, a minute or two
     python course/train.py --with lab_3 lab_5           # functions of several labs at once
     python course/train.py --with my/lab_3.py           # a file outside course/labs
     python course/train.py --with lab_1 --steps 60      # any flag of minirl.py, for both runs
 
-Both runs have the same seed. If your functions do what the project's do, all numbers agree, often
-to the last digit; otherwise you are told the first step that differs. The runs are runs/course-own
-and runs/course-yours, each with its curves.png; the next start replaces them.
+Both runs have the same seed. If your functions do the same as the project's, all numbers agree,
+often to the last digit. Otherwise the first step that differs is printed. The runs are
+runs/course-own and runs/course-yours, each with its curves.png, and the next start replaces them.
 """
 import argparse
 import contextlib
@@ -58,13 +58,13 @@ def flags_of(labs: list[str], rest: list[str]) -> list[str]:
 
 
 def run_both(found: dict, flags: list[str]) -> None:
-    """The project's own run in a process of its own, then the student's in this one."""
+    """Run with the project's functions in another process, then with the student's in this one."""
     import minirl
     from parts.config import parse
     from parts.run import say_how_to_resume
 
     if subprocess.run([sys.executable, "minirl.py", "--name", OWN.name, *flags]).returncode:
-        raise SystemExit("The project's own run failed: see above.")
+        raise SystemExit("The run with the project's functions failed: see above.")
     config = parse(["--name", YOURS.name, *flags])
     with contextlib.ExitStack() as stack:
         for lab, functions in found.items():

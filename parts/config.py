@@ -143,7 +143,7 @@ class Flags(SamplerConfig, CommonFlags):
     warmup_steps: Auto[int] = None
     """optimizer steps over which the rate rises; 0 = off; default: 5, with small models 2"""
     max_grad_norm: float = 1.0
-    """larger gradients are scaled down to this norm (this is rare); 0 = off"""
+    """larger gradients are scaled to this norm (rare: max_tokens divides the loss); 0 = off"""
 
     # ---- how long the run lasts, and what it saves
     steps: Auto[int] = None

@@ -114,7 +114,7 @@ def in_one_line(config, machine: Machine) -> str:
     if machine.on_cpu:
         return (f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE), "
                 f"{counted(threads().most, 'thread')} (OMP_NUM_THREADS)"
-                + ", fewer beside busy processes" * (not threads().fixed))
+                + ", fewer if others are busy" * (not threads().fixed))
     memory = machine.memory / GB
     return (f"{machine.card}: {said}, {config.engine_memory * memory:.1f} of {memory:.1f} GiB for "
             f"the engine (--engine-memory {config.engine_memory:g})")

@@ -243,7 +243,7 @@ def why_broken(history, loss_scale) -> str:
     last = [earlier.get("skipped_steps") for earlier in history][-PATIENCE:]
     if overflow or len(last) < PATIENCE or not all(last):
         return ""
-    anew = " (or anew, in another --dtype)" if loss_scale.is_enabled() else ""
+    anew = " (or start again, in another --dtype)" if loss_scale.is_enabled() else ""
     return (f"{PATIENCE} steps in a row had a gradient that is not finite; everything up to step "
             f"{row['step']} is saved: continue with --resume and a lower --lr{anew}.")
 

@@ -274,5 +274,5 @@ def require_embedded(path: str, tokenizer, problems: list) -> None:
             raise SystemExit(
                 f"The prompt of {shown(repr(problem.problem), 80)} has the token "
                 f"{in_words(tokenizer, [largest])} (id {largest}), but the model's embedding has "
-                f"only {rows} rows: resize it (resize_token_embeddings), or use the tokenizer that "
+                f"{rows} rows: resize it (resize_token_embeddings), or use the tokenizer that "
                 "belongs to the model.")

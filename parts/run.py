@@ -62,7 +62,7 @@ class Run:
     schedule: torch.optim.lr_scheduler.LambdaLR  # of the learning rate
     grader: ForkingGrader
     held_out: list[Problem]
-    stream: Stream  # the training problems, shuffled anew in each epoch
+    stream: Stream  # the training problems, shuffled again in each epoch
     estimator: Estimator  # the pass rates that ada-est remembers
     probe: Probe
     tracker: ModuleType | None = None  # --report-to

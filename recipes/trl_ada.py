@@ -13,7 +13,7 @@ recipe changes TRL in three places:
     VLLMGeneration                    TRL would start an engine that cannot sample in rounds, and
                                       merge an adapter in place at every sync, so errors add up
 
-The last two are private, so only one version of TRL will do. More: docs/several_gpus.md.
+The last two are private, so only one version of TRL will do. More: recipes/README.md.
 """
 import contextlib
 import json

@@ -105,7 +105,7 @@ def second(policy) -> dict:
 
 
 def move(policy, size: float, seed: int = 0) -> None:
-    """A stand-in for an optimizer step: a random change of the adapter."""
+    """Replaces an optimizer step by a random change of the adapter."""
     generator = torch.Generator().manual_seed(seed)
     for p in second(policy).values():
         p.data += size * torch.randn(p.shape, generator=generator)

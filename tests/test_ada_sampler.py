@@ -1,7 +1,8 @@
-"""The sampler: exact oracles, unbiasedness, determinism, budgets. No model, seconds.
+"""The sampler against exact results: unbiasedness, determinism, budgets. It needs no model and
+takes seconds.
 
-Advantages, when a prompt closes, what is kept, how rows are weighed and draws are shared out is
-tried by the checks of labs 1, 3 and 4, which test_course.py runs on these same functions.
+The checks of labs 1, 3 and 4, which test_course.py runs on these same functions, test advantages,
+the exit test, the kept answers, the row weights and the allocation of answers.
 """
 import itertools
 import json

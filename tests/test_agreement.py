@@ -1,6 +1,6 @@
-"""Do engine and trainer hold the same policy? Every model, in each precision, for each way to hand
-weights over, with the real vLLM: they agree; the policy moves, and they disagree until a sync; a
-sync that forgets a layer is seen. The other authority is Hugging Face, for every family."""
+"""Trainer and engine have the same policy: every model, in each precision, with each kind of sync,
+with the real vLLM. They agree. After an update they differ until a sync, and the probe detects a
+sync without one layer. For every family the second reference is Hugging Face."""
 import contextlib
 import random
 from types import SimpleNamespace

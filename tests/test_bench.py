@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, and the GPU's part end to end on the CPU, on a small model."""
+"""The arithmetic of the benchmarks, and the GPU part end to end on the CPU with a small model."""
 import json
 import sys
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
-"""No setting ends in a traceback or in a run that learns nothing: it trains, or it is refused.
-Every flag with every odd value, and every combination of the settings that decide what is
-optimised, is either refused in one sentence or makes a real step, in the small world."""
+"""No setting ends in a traceback or in a run that learns nothing. Every flag with every odd value,
+and every combination of the settings that decide what is optimised, is either refused in one
+sentence or makes a real step in the small world."""
 import itertools
 import math
 from dataclasses import fields

@@ -1,12 +1,12 @@
 """The course: labs that grade fairly, and bugs that can be found.
 
-The labs have no solutions of their own: the project's functions are solutions, and must pass. With
-one line changed (course/mutants.jsonl) they make the mistakes of students: each must fail, with a
-message of its own. A change marked "right" is another correct way to write it, and must pass.
+The labs have no stored solutions. The project's functions are solutions and must pass. With one
+line changed (course/mutants.jsonl) they make the mistakes of students, and each must fail with its
+message. A change marked "right" is another correct way to write the line, and must pass.
 
-tests/lab_solutions.jsonl has what people wrote who knew only the notes and the lab's file: right
-files in different styles, and files with one mistake. Of these it has the functions that differ
-from a right file. `said` are the lines that explain the first counterexample, mostly none.
+tests/lab_solutions.jsonl has files by people who knew only the notes and the lab's file. These are
+right files in different styles, and files with one mistake, of which it has the functions that
+differ from a right file. `said` are the lines that explain the first counterexample, mostly none.
 """
 import inspect
 import itertools

@@ -1,4 +1,4 @@
-"""Rows become problems: strange ones counted, ids unique, a share held out, an order."""
+"""Rows become problems: bad ones are counted, ids are unique, a share is held out, in an order."""
 import json
 import re
 import unicodedata

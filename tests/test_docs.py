@@ -1,5 +1,5 @@
-"""The pages do not drift from the code: links, names, commands, quoted lines and tables; nor the
-gallery from what its build.py would write today."""
+"""The pages agree with the code: links, names, commands, quoted lines and tables. The gallery
+agrees with the present build.py."""
 import inspect
 import json
 import re
@@ -16,7 +16,7 @@ from parts.metrics import likely_cause
 REPORTS = sorted((ROOT / "bench/results").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
          *sorted((ROOT / "course").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md")),
-         ROOT / "examples/README.md", *REPORTS]
+         ROOT / "examples/README.md", ROOT / "recipes/README.md", *REPORTS]
 README = (ROOT / "README.md").read_text()
 
 

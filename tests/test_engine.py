@@ -1,7 +1,7 @@
-"""The engine: whose sample is whose, at which temperature, from which weights and random state.
+"""The engine: its answers have the right key, temperature, weights and random state.
 
-That its log-probs are the trainer's: test_agreement.py. What only a GPU has is tested with vLLM's
-own classes on the CPU, each said where it is used.
+test_agreement.py compares its log-probs with the trainer's. Code for GPUs only is tested with
+vLLM's classes on the CPU, as the tests say.
 """
 import sys
 from collections import deque
@@ -152,7 +152,7 @@ def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
 
 
 def bare_engine(done: list, finished: list = ()):
-    """The engine around a stand-in for vLLM that notes what is asked of it in `done`."""
+    """The engine around a mock of vLLM that records its calls in `done`."""
     engine, core = Engine.__new__(Engine), SimpleNamespace(batch_queue=[])
     inner = SimpleNamespace(
         step=lambda: list(finished), has_unfinished_requests=lambda: False,

@@ -1,5 +1,5 @@
-"""A run's logs become a page: all of them, or what fits. Nothing that a model wrote breaks out.
-And what another rule had done is what `collect` does under it."""
+"""The logs of a run become a page, completely or as far as they fit. No text of a model becomes
+HTML. Another rule on the page gives the same as `collect` with this rule."""
 import base64
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""An exported model is the trained one, and a run can begin from a run. See also test_real.py."""
+"""An exported model is the trained one, and a run can start from a run. See also test_real.py."""
 import json
 import re
 import shutil

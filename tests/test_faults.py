@@ -1,4 +1,4 @@
-"""Every fault is really made: what is left on the disk, what the user reads (docs/runs.md)."""
+"""Each fault of docs/runs.md is really produced: what stays on the disk, what the user reads."""
 import contextlib
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""Folders: a crash leaves nothing half-written, one process writes, and no start is forgotten."""
+"""Folders: a crash leaves no incomplete file, one process writes, every start is recorded."""
 import contextlib
 import errno
 import fcntl

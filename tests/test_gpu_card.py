@@ -1,9 +1,9 @@
-"""What vLLM decides on a card, from our options: a change of its defaults shows here first.
+"""vLLM's choices on a card for our options, so that a change of its defaults shows here first.
 
-vLLM's own code decides, on a machine without a GPU: its CPU and its GPU build have the same Python.
-This file is also the program that asks it, with a stand-in for vLLM's CUDA platform that answers as
-each card would; compiled kernels are left out. The model has Qwen2.5-Math-1.5B's shape and no
-weights. docs/gpu.md says what follows.
+vLLM's code makes them without a GPU, because its CPU and its GPU build have the same Python code.
+This file is also the program that runs this code, with a mock of vLLM's CUDA platform that returns
+the properties of each card. Compiled kernels are left out. The model has the architecture of
+Qwen2.5-Math-1.5B, but no weights. docs/gpu.md has the consequences.
 """
 import importlib
 import json

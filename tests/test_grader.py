@@ -1,7 +1,7 @@
-"""Workers and forks: limits, deaths, order, threads, what is left behind, what a judge may see.
+"""Workers and forks: limits, crashes, order, threads, remaining processes, access of a judge.
 
-Each failure is tried on both kinds of judges: on one that returns (status, why), whose forks judge
-several answers, as the verifier's do, and on a function of --reward.
+Each failure is tried with both kinds of judges: one that returns (status, why), whose forks judge
+several answers like the verifier's, and a function of --reward.
 """
 import contextlib
 import math

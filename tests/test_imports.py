@@ -1,4 +1,4 @@
-"""What imports what: a part can be read after those that it imports, and there is such an order."""
+"""Imports: a part can be read after the parts that it imports, and there is such an order."""
 import ast
 import sys
 from graphlib import TopologicalSorter

@@ -1,5 +1,5 @@
-"""Log-probs, entropy and slopes against the plain computation, for every head and precision. Of
-several rows, at every temperature and chunk: the checks of lab 2, which test_course.py runs."""
+"""Log-probs, entropy and slopes against the plain computation, for every head and precision. The
+checks of lab 2, which test_course.py runs, cover several rows, temperatures and chunks."""
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,6 +1,6 @@
-"""What a GPU needs and what follows from the card (torch's answers are stand-ins), what memory is
-free, how many threads a busy machine leaves; and on a CPU whether a run fits, against what a pass
-really keeps, and the most time that a step can take, against steps of stored runs.
+"""Requirements of a GPU, settings for each card (with a mock of torch), free memory, and threads
+on a busy machine. On a CPU also the forecast of memory, against a real pass, and the longest time
+of a step, against steps of stored runs.
 """
 import functools
 import json
@@ -150,7 +150,7 @@ def test_others_leave_so_many_cores(cores, most, others, threads):
 
 
 @pytest.mark.parametrize("given, wanted, said", [
-    (None, [4, 2, 2, 4], "4 threads (OMP_NUM_THREADS), fewer beside busy processes"),
+    (None, [4, 2, 2, 4], "4 threads (OMP_NUM_THREADS), fewer if others are busy"),
     ("4", [], "4 threads (OMP_NUM_THREADS)")])
 def test_threads_follow_the_load_unless_the_user_sets_them(monkeypatch, given, wanted, said):
     """Four on four cores, of which others take more and less from one look to the next."""

@@ -1,4 +1,4 @@
-"""The recipe of the built-in models: what the warm start shows, and that it still makes them."""
+"""The recipe of the built-in models: its demonstrations, and that it still makes them."""
 import random
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is logged of a step is what happened in it: by synthetic groups, and by the log itself."""
+"""The logged metrics of a step are correct, by synthetic groups and by the log itself."""
 import json
 import math
 from dataclasses import replace
@@ -259,7 +259,7 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
      ["are on one side"]),  # rows are weighted by right and wrong
     ([2, 2], "scored", dict(reward="own.py:f"), ["the same reward, 2: look into --reward"]),
     ([1, 1], "correct", {}, ["the same reward, 1: ", "gold", "easier or harder problems"]),
-    ([0, 1], "wrong", {}, ["no prompt has both right and wrong answers: draw more", "--M"])])
+    ([0, 1], "wrong", {}, ["no prompt has both right and wrong answers: sample more", "--M"])])
 def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
         capsys, rewards, status, settings, causes):
     why = watched(3, rewards, status, "stop", 0, **settings)

@@ -1,4 +1,4 @@
-"""One step of training, the loop around it, float16; with an engine that draws random tokens."""
+"""One step of training, the loop around it, and float16, with an engine of random tokens."""
 import contextlib
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""MiniRL's objective (Eq. 7) against autograd, PPO's clipped loss, and itself cut up otherwise."""
+"""MiniRL's objective (Eq. 7) against autograd, PPO's clipped loss, and itself in other batches."""
 import math
 import random
 from dataclasses import replace

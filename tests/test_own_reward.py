@@ -1,4 +1,4 @@
-"""--reward FILE.py:FUNCTION: what it may do, what it is told, what its failures cost."""
+"""--reward FILE.py:FUNCTION: its arguments, its results, and the cost of its failures."""
 import json
 import math
 import re

@@ -1,4 +1,4 @@
-"""Pages come out whole for any stage of a run; seeds are grouped; what is missing is skipped."""
+"""Curves are complete at any stage of a run, seeds are grouped, and missing data are skipped."""
 import json
 import math
 from unittest import mock

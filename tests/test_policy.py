@@ -1,6 +1,5 @@
-"""The trainer's model: what is adapted, in which precision, and that nothing in it is noise; what
-its attention stores on a card, seen without one; and adapters that others have trained.
-"""
+"""The trainer's model: its adapted layers and precisions, its determinism, the memory of its
+attention on a card (tested without one), and adapters from other programs."""
 import json
 
 import pytest

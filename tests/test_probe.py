@@ -1,4 +1,4 @@
-"""The probe sees weights that arrive in part, late or not at all, and lets sound runs pass."""
+"""The probe detects weights that arrive incomplete, late or not at all; correct runs pass."""
 import contextlib
 import copy
 import math

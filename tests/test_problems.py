@@ -1,4 +1,4 @@
-"""The built-in problems: right answers, levels in turn, two splits, and no trick for the skills."""
+"""The built-in problems: right answers, levels in turn, two splits, no shortcut for the skills."""
 import hashlib
 import json
 import random

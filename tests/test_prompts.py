@@ -1,4 +1,4 @@
-"""The prompt is what the template says to the letter, or a sentence says why there is none."""
+"""A prompt is exactly what the template says, or one sentence says why there is none."""
 import json
 import shutil
 

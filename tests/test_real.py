@@ -1,5 +1,5 @@
-"""SmolLM2-135M-Instruct, with its own weights: a real tokenizer, a tied head, whole runs.
-Skipped, with a sentence, where neither its folder nor the package with its weights can be had."""
+"""SmolLM2-135M-Instruct with its real weights: a real tokenizer, a tied head, whole runs.
+Skipped, with a sentence, if neither its folder nor the package with its weights is available."""
 import shutil
 from types import SimpleNamespace
 

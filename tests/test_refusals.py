@@ -1,7 +1,7 @@
-"""What a user can get wrong ends in one sentence that says what is wrong, and changes nothing.
+"""A mistake of the user ends in one sentence that says what is wrong, and changes nothing.
 
-A row: the flags, words of the sentence, and perhaps how the files are spoilt before. The programs
-start in a folder with runs/mine, a finished run of three steps, and a few data files.
+A row has the flags, words of the sentence, and perhaps a function that spoils files before. The
+programs start in a folder with runs/mine, a finished run of three steps, and a few data files.
 """
 import json
 import math

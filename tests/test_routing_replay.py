@@ -1,5 +1,6 @@
-"""Routing replay: exact at unchanged weights for every family, exact gradients, the real routes.
-The hook alone, and the agreement of routes: the checks of lab 6, which test_course.py runs."""
+"""Routing replay: exact at unchanged weights for every family, with exact gradients and the real
+routes. The checks of lab 6, which test_course.py runs, test the hook alone and the agreement of
+routes."""
 import itertools
 import json
 import random

@@ -1,4 +1,4 @@
-"""What surrounds the loop: logging, saving, resuming, ending; the engine is a stand-in."""
+"""Logging, saving, resuming and ending around the loop, with a mock engine."""
 import contextlib
 import gc
 import io
@@ -29,7 +29,7 @@ from world import Engine, known_model, settled, small_run
 
 
 def begun(folder, config):
-    """A run as its process begins: the engine is a stand-in, what is trained and saved is real."""
+    """A run at the start of its process, with a mock engine; training and saving are real."""
     policy, optimizer, schedule = taught(config, 0)
     return Run(folder=folder, lock=None, config=config, engine=Engine(), policy=policy,
                optimizer=optimizer, schedule=schedule, grader=None, held_out=[], probe=None,

@@ -1,4 +1,4 @@
-"""Where rows come from, and what they mean: files, sound and broken; a hub; columns and golds."""
+"""Sources of rows and the meaning of columns: correct and broken files, a hub, golds."""
 import http.server
 import json
 import os

@@ -1,4 +1,4 @@
-"""Studies: what is stored of a run is enough for its page, and any run can be trained again."""
+"""Studies: the stored data of a run are enough for its page, and any run can be repeated."""
 import json
 import random
 import re

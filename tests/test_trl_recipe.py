@@ -1,4 +1,4 @@
-"""recipes/trl_ada.py: TRL's gradient is minirl's on any number of processes; what it refuses."""
+"""recipes/trl_ada.py: its gradient is minirl's on any number of processes; its refusals."""
 import json
 import os
 import random

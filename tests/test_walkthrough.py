@@ -80,7 +80,7 @@ def first_cell(folder: Path, repository: str = "", say: str = "", path: str = ""
 
 
 def test_alone_it_asks_for_an_address_clones_and_gets_the_packages(tmp_path):
-    """As in Colab, in a kernel that has none. `make` is a stand-in, which leaves what `make setup`
+    """As in Colab, in a kernel that has none. `make` is a fake, which leaves what `make setup`
     leaves: an environment in .venv."""
     asked = first_cell(tmp_path)
     assert asked.returncode and "Put the project's address" in asked.stderr

@@ -1,4 +1,4 @@
-"""A small world: a run in which only vLLM, the grader and the probe are stand-ins."""
+"""A small world: a run in which only vLLM, the grader and the probe are mocks."""
 import contextlib
 import itertools
 import math
@@ -204,7 +204,7 @@ def ready(mixture=False, judge=by_text, **flags) -> SimpleNamespace:
 
 # ------------------------------------------------------------------------------ a whole run
 def stand_in(put=setattr, engine=Engine) -> None:
-    """Put the stand-ins into the program, in a test's process or in one that it starts."""
+    """Put the mocks into the program, in a test's process or in one that it starts."""
     put(running, "Engine", lambda path, *, routes=False, **_: engine(seed=None, routes=routes))
     put(running, "start_probe", lambda *_: SimpleNamespace(check=lambda: dict(probe_gap_max=0.0)))
     put(running, "draw_run", lambda folder: None)
