@@ -84,7 +84,8 @@ def main() -> None:
             text += f"{file.name}\n\n{said}\n\n"
         (args.out / f"{student}.txt").write_text(text, encoding="utf-8")
         rows.append(row)
-    with open(args.out / "points.csv", "w", newline="", encoding="utf-8") as file:
+    # utf-8-sig: without the mark Excel misreads a name such as Björn.
+    with open(args.out / "points.csv", "w", newline="", encoding="utf-8-sig") as file:
         table = csv.DictWriter(file, ["student", *check.HOMES])
         table.writeheader()
         table.writerows(rows)

@@ -247,16 +247,18 @@ def test_a_class_gets_a_table_and_a_text_for_each_student(tmp_path, capsys, monk
     right = next(row["code"] for row in RIGHT if row["lab"] == "lab_3")
     (tmp_path / "class/ann/deeper").mkdir(parents=True)
     for name, text in {"ann/lab_3.py": "def (:", "ann/deeper/lab_3 (1).py": right, "x.py": "",
-                       "lab_1_dan.py": "import os; os._exit(0)"}.items():
+                       "ann/lab_2.ipynb": "", "lab_1_björn.py": "import os; os._exit(0)",
+                       "lab_1_björn (2).py": "def (:"}.items():
         (tmp_path / "class" / name).write_text(text)
     out = tmp_path / "out"
     said = said_by(grade.main, capsys, monkeypatch, tmp_path / "class", "--out", out)
     assert "x.py is not graded, because its name does not say the lab" in said
-    table = (out / "points.csv").read_text().splitlines()
-    assert table == ["student," + ",".join(LABS), "ann,,,10,,,,,", "dan,0,,,,,,,"]
-    ann, dan = ((out / f"{name}.txt").read_text() for name in ("ann", "dan"))
+    assert "lab_2.ipynb is not graded, because its name does not end with .py" in said
+    table = (out / "points.csv").read_text(encoding="utf-8-sig").splitlines()
+    assert table == ["student," + ",".join(LABS), "ann,,,10,,,,,", "björn,0,,,,,,,"]
+    ann, bjoern = ((out / f"{name}.txt").read_text() for name in ("ann", "björn"))
     assert "line 1: SyntaxError" in ann and "10 of 10 points" in ann
-    assert "the code ended the program" in dan
+    assert "the code ended the program" in bjoern and "SyntaxError" in bjoern
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
