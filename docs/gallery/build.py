@@ -4,7 +4,8 @@
     python docs/gallery/build.py --train    # train the two small runs first: 10 minutes
     python docs/gallery/build.py --check    # write nothing: is it all as it would be written?
 
-A page is made anew where its run's folder exists (that of real.html is `make real`'s). Another
+A page is made anew where its run's folder exists (that of real.html is `make real`'s, and that of
+qwen.html is a run of bench/qwen_plan.md, of which one prompt is stored). Another
 processor draws other answers: then links and quotes in runs.md have to follow, and --check
 names them. Pictures need playwright and chromium (make extras); without them the old ones stay.
 """
@@ -29,6 +30,7 @@ RUNS = {  # page: its run, and how to train it
     "experts": ("gallery-experts", "--model tiny-moe --mini-batches 4 --replay r3 "
                                    "--rollout-dtype bfloat16 --kv-cache-dtype fp8"),
     "real": ("real-0", None),
+    "qwen": ("gallery-qwen", None),  # one prompt of a run with a 0.5 B model
 }
 DATA = 'id="data">([^<]*)<'
 GUIDE = "runs.md"  # beside this folder; its pictures link to the views that they show
