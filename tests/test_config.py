@@ -113,6 +113,11 @@ def test_flags_go_before_what_a_small_model_has(tmp_path):
     assert (elsewhere.eval_data, elsewhere.max_tokens) == ("held-out", 160)
 
 
+def test_a_flag_that_is_0_or_off_is_given_and_not_replaced_by_a_default():
+    off = dict(clip=False, eval_every=0, warmup_steps=0, weight_cap=0.0, eval_first=False)
+    assert off.items() <= vars(settled(model=SMOLLM, mini_batches=2, **off)).items()
+
+
 def test_a_reward_of_ones_own_gets_the_bare_problem():
     for model in (SMOLLM, "Qwen2.5-Math-1.5B"):
         assert settled(model=model, reward="mine.py:score").template == "chat"
