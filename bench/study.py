@@ -19,6 +19,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean
 
 import ablations
 import sampling
@@ -80,9 +81,39 @@ def evaluations(lines: list[dict]) -> dict[str, str]:
     return {"Evaluations": store.markdown(found)}
 
 
+def seeds(lines: list[dict]) -> dict[str, str]:
+    """Of runs that eval.py has evaluated with --base: before, after, and what the training took."""
+    def percent(report, keys=("avg", "ci_low", "ci_high"), form=".1f"):
+        middle, low, high = (f"{100 * report[key]:{form}}" for key in keys)
+        return f"{middle} [{low}, {high}]"
+
+    found = [["run", "before, %", "after, %", "difference, points", "better, worse",
+              "pass@k before, after", "core-hours", "samples", "tokens sampled", "tokens trained",
+              "peak memory", "prompts without a gradient, last five steps"]]
+    for line in lines:
+        evaluation, steps = line["evaluation"], line["metrics"]
+        (after,), (before,) = (each["sets"].values() for each in (evaluation, evaluation["base"]))
+        (difference,) = evaluation["difference"].values()
+        solved = [f"{100 * [*report['pass'].values()][-1]:.1f} %" for report in (before, after)]
+        found.append([
+            line["run"], percent(before), percent(after), percent(difference, form="+.1f"),
+            f"{difference['better']}, {difference['worse']}", ", ".join(solved),
+            f"{line['cpu_seconds'] / 3600:.2f}",
+            *(f"{sum(step[key] for step in steps):,}"
+              for key in ("samples", "tokens", "tokens_trained")),
+            f"{line['peak_gb']:.1f} GB",
+            f"{mean(step['zero_signal'] for step in steps[-5:]):.0%}"])
+    if len(lines) > 1:
+        ends = [100 * next(iter(line["evaluation"]["sets"].values()))["avg"] for line in lines]
+        middle, half = store.interval(ends)
+        found.append(["mean ± 95 % interval over runs", "", f"{middle:.1f} ± {half:.1f}"]
+                     + [""] * (len(found[0]) - 3))
+    return {"Before and after": store.markdown(found)}
+
+
 SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
 STUDIES = sampling.STUDIES | ablations.STUDIES | dict(
-    real_model=Study(None, evaluations, sampling.draw_way))
+    real_model=Study(None, evaluations, sampling.draw_way), qwen_cpu=Study(None, seeds))
 
 
 # ------------------------------------------------------------------------------------- command line

@@ -365,6 +365,33 @@ def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed
     assert evaluation.load_finished(other, alike, one) == [0.0]  # a reward that failed
 
 
+@pytest.mark.parametrize("trained, other, most", [(0, 7, 7), (5, 2, 5), (0, 0, 0)])
+def test_problems_that_either_model_was_trained_on_are_said(
+        trained, other, most, data, tmp_path, monkeypatch):
+    """A comparison is as little about new problems if only the other model has seen them."""
+    def answers(problems, protocol, policy, rank, folder):
+        rows = [ROW | dict(data=problem.source, id=problem.id) for problem in problems]
+        folders.append(folder / "eval.jsonl", *rows)
+        return [rows]
+
+    def evaluated(name, count, **more):
+        monkeypatch.setattr(evaluation, "problems_and_protocol",
+                            lambda flags: known(flags, trained=count))
+        evaluation.main(flags(MODEL, data, tmp_path / name, k=1, **more))
+        return json.loads((tmp_path / name / "summary.json").read_text())
+
+    def known(flags, **more):
+        problems, protocol = asked(flags)
+        return problems, protocol | more
+
+    asked = evaluation.problems_and_protocol
+    monkeypatch.setattr(evaluation, "draw_missing", answers)
+    evaluated("other", other)
+    found = evaluated("mine", trained, against=tmp_path / "other")["verdict"]
+    said = f"But {most} of these 21 problems were trained on" if most else "from"
+    assert said in found and ("trained" in found) == (most > 0)
+
+
 def test_limits_and_folder_follow_the_model(adapter, data):
     """A small base model may write as much as in its training: else adapters had it easier."""
     for model, asked, wanted in (
