@@ -13,6 +13,7 @@ command line, resumed, and stored at their end. The page is bench/results/STUDY.
 its first title is not generated, so it stays. compare.py draws runs.
 """
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -111,9 +112,46 @@ def seeds(lines: list[dict]) -> dict[str, str]:
     return {"Before and after": store.markdown(found)}
 
 
+def draw_both(lines: list[dict], name: str) -> None:
+    """The accuracy of two models on SVAMP before and after each training: a point for each run."""
+    from matplotlib.figure import Figure
+
+    def reports(runs, step):
+        return [row for run in runs for row in run["evals"]
+                if (row["step"], row["data"]) == (step, "svamp_test.jsonl")]
+
+    def sets(evaluations):
+        return [next(iter(each["sets"].values())) for each in evaluations]
+
+    templates = json.loads((store.RESULTS / "transfer.json").read_text())
+    longer = store.load("human_longer")
+    found = [line["evaluation"] for line in lines]
+    points = {
+        "SmolLM2-135M, untrained": reports(templates, 0),
+        "trained on templates": reports(templates, 20),
+        "then on SVAMP": reports(longer, 40),
+        "Qwen2.5-Coder-0.5B, untrained": sets([found[0]["base"]]),
+        "trained on SVAMP": sets(found)}
+    figure = Figure(figsize=(6.4, 2.6), layout="constrained")
+    axis = figure.subplots()
+    for y, (title, those) in enumerate(points.items()):
+        color = "C0" if y < 3 else "C1"
+        for i, one in enumerate(those):
+            accuracy, low, high = (100 * one[key] for key in ("avg", "ci_low", "ci_high"))
+            axis.errorbar(accuracy, y + (i - (len(those) - 1) / 2) / 5, fmt="o", color=color,
+                          xerr=[[accuracy - low], [high - accuracy]], markersize=4)
+    axis.set_yticks(range(len(points)), points)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 65)
+    axis.set_xlabel("right answers to problems of SVAMP, % (95 % intervals)")
+    axis.grid(axis="x", alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(store.RESULTS / f"{name}.png", dpi=110)
+
+
 SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
 STUDIES = sampling.STUDIES | ablations.STUDIES | dict(
-    real_model=Study(None, evaluations, sampling.draw_way), qwen_cpu=Study(None, seeds))
+    real_model=Study(None, evaluations, sampling.draw_way), qwen_cpu=Study(None, seeds, draw_both))
 
 
 # ------------------------------------------------------------------------------------- command line
