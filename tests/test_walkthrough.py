@@ -50,9 +50,9 @@ def test_it_can_be_read_where_it_cannot_be_run():
 
 
 def test_what_the_text_says_of_the_stored_run_is_in_it():
-    (remark,) = [text for text in TEXTS if text.startswith("In the stored run it is draw 13")]
+    (remark,) = [text for text in TEXTS if text.startswith("In the stored run it is answer 13")]
     said = printed(CELLS)
-    assert "draw 13: " in said and "prompt: 1+7+4+8+6-5=?" in said
+    assert "answer 13: " in said and "prompt: 1+7+4+8+6-5=?" in said
     assert all(step in said for step in re.findall(r"`([\d+=-]+)`", remark))
     assert said.count("the project says") == 4
 
