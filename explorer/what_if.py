@@ -71,7 +71,9 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
 
 
 def as_sample(index: int, logged: dict, config: SamplerConfig) -> Sample:
+    """The sample of a log's row, which has the reward that the run used after `fill_missing`."""
     status, reward = logged.get("status"), logged.get("reward")
-    if status is None or status in NO_VERDICT or not is_number(reward):
-        reward = math.nan
-    return Sample(index=index, round=0, reward=reward, correct=reward > config.threshold)
+    judged = status is not None and status not in NO_VERDICT
+    reward = reward if is_number(reward) else math.nan
+    return Sample(index=index, round=0, reward=reward,
+                  correct=judged and reward > config.threshold)

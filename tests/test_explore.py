@@ -235,13 +235,21 @@ def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p
         coefficients=[coefficient for _, coefficient in wanted.rows()]))
 
 
-def test_an_answer_without_a_verdict_is_not_right_however_low_the_threshold():
+@pytest.mark.parametrize("unjudged, coefficients", [
+    (dict(reward=-2.0, status="raised"), [-2 / 3, 4 / 3, -2 / 3]),
+    (dict(reward=-5.0, status="raised"), [-8 / 3, 7 / 3, 1 / 3]),  # another prompt had the lowest
+    (dict(reward=-2.0, status=None), [-2 / 3, 4 / 3, -2 / 3]),
+    (dict(reward=None, status="scored"), [-2 / 3, 4 / 3, -2 / 3]),
+    (dict(), [-2 / 3, 4 / 3, -2 / 3])])
+def test_an_answer_without_a_verdict_has_the_reward_of_its_run_and_is_never_right(
+        unjudged, coefficients):
+    """A run gives it the lowest reward of its step. A damaged row gets the lowest of its prompt."""
     scored = [dict(reward=reward, status="scored") for reward in (0.0, -2.0)]
-    for broken in (dict(reward=0.0, status="raised"), dict(reward=0.0, status=None),
-                   dict(reward=None, status="scored"), dict(status="scored")):
-        config = SamplerConfig(sampler="uniform", n=3, threshold=-0.5)
-        fate = what_if.replayed([broken, *scored], config)
-        assert fate["coefficients"] == pytest.approx([-2 / 3, 4 / 3, -2 / 3])  # as if all wrong
+    fate = what_if.replayed([unjudged, *scored], SamplerConfig(sampler="uniform", n=3))
+    assert fate["coefficients"] == pytest.approx(coefficients)
+    low = SamplerConfig(n=2, M=4, N=1, threshold=-9.0)  # every reward is above it
+    found = what_if.replayed([*scored, scored[0], unjudged], low)
+    assert 3 in found["kept"] and found["outcome"] == "resolved"
 
 
 def test_sizes_that_are_refused_and_rules_that_share_out_draws_have_no_fates():
