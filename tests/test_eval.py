@@ -462,7 +462,7 @@ def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path
     def prepared(*flags):
         return evaluation.problems_and_protocol(evaluation.parse(["--adapter", place, *flags]))
 
-    for flags in ((), ("--data", "held-out")):
+    for flags in ((), ("--data", "held-out"), ("--data", "held-out", "--columns", "frage,n")):
         problems, protocol = prepared(*flags)
         assert [(p.problem, p.source) for p in problems] == [
             (p.problem, "held-out") for p in held_out]
