@@ -500,8 +500,9 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert (elsewhere.reward, elsewhere.threshold) == ("", 0.7)
     for data, judged_by in ((file, config.reward), (f"{file},builtin", "")):
         assert evaluation.parse(["--adapter", place, "--data", data]).reward == judged_by
-    other = evaluation.parse(["--adapter", place, "--reward", ""])
-    assert (other.reward, other.threshold, other.columns) == ("", 0.7, "frage")
+    for reward, threshold in (("", 0.7), (config.reward, 0.25)):
+        other = evaluation.parse(["--adapter", place, "--reward", reward])
+        assert (other.reward, other.threshold, other.columns) == (reward, threshold, "frage")
     # a checkpoint of no run
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
     known = Path(place).parent.parent / "config.json"  # as if it had had --eval-data
