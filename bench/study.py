@@ -84,8 +84,8 @@ def evaluations(lines: list[dict]) -> dict[str, str]:
 
 def seeds(lines: list[dict]) -> dict[str, str]:
     """Of runs that eval.py has evaluated with --base: before, after, and what the training took."""
-    def percent(report, keys=("avg", "ci_low", "ci_high"), form=".1f"):
-        middle, low, high = (f"{100 * report[key]:{form}}" for key in keys)
+    def percent(report, form=".1f"):
+        middle, low, high = (f"{100 * report[key]:{form}}" for key in ("avg", "ci_low", "ci_high"))
         return f"{middle} [{low}, {high}]"
 
     found = [["run", "before, %", "after, %", "difference, points", "better, worse",

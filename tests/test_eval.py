@@ -2,6 +2,7 @@
 import json
 import math
 import random
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -388,8 +389,8 @@ def test_problems_that_either_model_was_trained_on_are_said(
     monkeypatch.setattr(evaluation, "draw_missing", answers)
     evaluated("other", other)
     found = evaluated("mine", trained, against=tmp_path / "other")["verdict"]
-    said = f"But {most} of these 21 problems were trained on" if most else "from"
-    assert said in found and ("trained" in found) == (most > 0)
+    said = re.findall(r"But (\d+) of these 21 problems were trained on", found)
+    assert said == [str(most)] * (most > 0)
 
 
 def test_limits_and_folder_follow_the_model(adapter, data):

@@ -159,8 +159,8 @@ def all_runs(name: str) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(study.STUDIES.keys() - {"real_model", "qwen_cpu"}))
 def test_minirl_takes_the_flags_of_every_run_of_a_study(name, monkeypatch):
-    monkeypatch.chdir(ROOT / "bench/results")  # as deep as runs/STUDY
     """Of runs whose flags differ in numbers alone, the first. Two studies have single runs."""
+    monkeypatch.chdir(ROOT / "bench/results")  # as deep as runs/STUDY
     seen = set()
     for run in all_runs(name):
         command = re.sub(r"\.\./(words-135M|Qwen\S*)", "SmolLM2-135M-Instruct", run["command"])
