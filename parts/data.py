@@ -142,9 +142,9 @@ def sift(rows, source: str, split: str = "train", columns: str = "", limit: int 
     if not problems:
         raise SystemExit(
             f"No row of {shown(source)} can be used: {why or 'it has none'}. If its columns "
-            f"({shown(', '.join(map(str, names)), 1000)}) have other names, use --columns "
-            "QUESTION,ANSWER (a nested one as parent.child); without golds, use --reward "
-            "FILE.py:FUNCTION.")
+            f"({shown(', '.join(map(str, names)), 1000)}) have other names than "
+            f"{shown(columns) or 'usual'}, use --columns QUESTION,ANSWER (a nested one as "
+            "parent.child); without golds, use --reward FILE.py:FUNCTION.")
     require_columns(names, shows, source)
     first = "the first " if len(problems) == limit else ""  # the rows after these were not read
     print(f"data: {shown(source)}: {counted(len(problems), 'problem')} of {first}"

@@ -153,7 +153,8 @@ REFUSED = {
         ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
         ("--model grown --data grown.jsonl --template chat --max-tokens 9 --max-prompt-tokens 40",
          "token <39> (id 390), but the model's embedding has 384 rows", a_token_more),
-        ("--columns frage --data sums.jsonl", "its columns (problem, answer) have other names"),
+        ("--columns frage --data sums.jsonl",
+         "its columns (problem, answer) have other names than frage, use"),
         ("--data odd.jsonl", "--columns QUESTION,ANSWER", text(
             Path("odd.jsonl"), '{"alpha": "1+1", "beta": 2}')),
         ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),
