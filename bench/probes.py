@@ -1,6 +1,6 @@
 """Compares two versions of the probe: which faults they detect, which correct runs they end.
 
-    git show COMMIT:parts/probe.py > /tmp/earlier.py     # the version to compare with
+    git show 4f5fdfb:parts/probe.py > /tmp/earlier.py     # the version to compare with
     python bench/probes.py faults --earlier /tmp/earlier.py     # ten minutes
     python bench/probes.py moe --earlier /tmp/earlier.py        # RUNS below: some minutes each
 
@@ -84,7 +84,7 @@ def sound_start(module, noise: float, seed: int, fault: str = ""):
     engine = NoisyEngine(policy, noise)
     engine.rng.seed(seed)
     engine.how = fault
-    bounds = module.limits("bfloat16", "bfloat16", "auto", mixture=False)
+    bounds = module.tolerances("bfloat16", "bfloat16", "auto", mixture=False)
     made, said = seen(lambda: probed(engine, policy, bounds, PROMPTS, module.Probe,
                                      max_tokens=ANSWER))
     return policy, engine, None if said else made
@@ -117,10 +117,10 @@ def run(name: str, probes: dict) -> None:
             self.made = {}
             for version, module in probes.items():
                 running.seed_all(config.seed, "probe")
-                bounds = module.limits(
+                bounds = module.tolerances(
                     config.dtype, config.rollout_dtype, config.kv_cache_dtype, mixture)
                 made, said = seen(lambda: module.Probe(
-                    engine, policy, held_out[:64], limits=bounds,
+                    engine, policy, held_out[:64], tolerances=bounds,
                     max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature))
                 add(part=name, probe=version, check=0, alarm=said)
                 self.made |= {} if said else {version: made}
@@ -166,6 +166,18 @@ def tables(rows: list[dict], probes: list[str]) -> str:
     return f"{markdown(table)}\n{markdown(sound)}"
 
 
+def load_earlier(file: str):
+    """The module of another version. Some versions called the tolerances limits."""
+    spec = importlib.util.spec_from_file_location("earlier_probe", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "limits"):
+        made, module.tolerances = module.Probe, module.limits
+        module.Probe = lambda *args, tolerances, **options: made(
+            *args, limits=tolerances, **options)
+    return module
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=["faults", *RUNS, "tables"])
@@ -177,10 +189,7 @@ def main() -> None:
         rows = [json.loads(line) for line in (RESULTS / "probe.jsonl").open()]
         print(tables(rows, ["earlier", "new"]))
         return
-    spec = importlib.util.spec_from_file_location("earlier_probe", args.earlier)
-    earlier = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(earlier)
-    probes = dict(earlier=earlier, new=probe)
+    probes = dict(earlier=load_earlier(args.earlier), new=probe)
     if args.part == "faults":
         faults(probes)
     else:

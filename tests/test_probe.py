@@ -119,14 +119,15 @@ def test_what_breaks_later_is_seen_within_three_steps(how):
                 assert abs(probe.check()["probe_slope"] - 1) < 0.1
 
 
-def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling():
+@pytest.mark.parametrize("bounds, tokens", [(HALF, TOKENS), (EXACT, TOKENS // 2)])
+def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling(bounds, tokens):
     """The trainer computes them by length. Later, when texts are read, the temperature is 1."""
     policy, lengths = small_policy(), [30, 4, 17, 9] * 20
     engine = NoisyEngine(policy, temperature=0.7)
-    probe = probed(engine, policy, EXACT, lengths, temperature=0.7, max_tokens=99)
+    probe = probed(engine, policy, bounds, lengths, temperature=0.7, max_tokens=99)
     count = len(probe.rows)
     assert sorted(row.prompt_length for row in probe.rows) == sorted(lengths[:count])
-    assert TOKENS - 62 < sum(len(row.ids) for row in probe.rows) <= TOKENS
+    assert tokens - 62 < sum(len(row.ids) for row in probe.rows) <= tokens
     assert {row.length for row in probe.rows} == {LONGEST}
     torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
     with judged(False):

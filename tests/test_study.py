@@ -19,6 +19,7 @@ from helpers import ROOT
 from helpers import lines as rows_of
 import eval as evaluation
 from parts.config import parse
+from parts import probe
 from parts.folder import append
 
 PAGES = sorted(file.stem for file in (ROOT / "bench/results").glob("*.jsonl"))
@@ -67,6 +68,17 @@ def test_the_committed_page_is_that_of_the_committed_runs(name):
     lines = store.load(name)
     tables = study.STUDIES.get(name, study.SINGLE).tables(lines)
     assert store.page(name, tables, lines) == page
+
+
+def test_two_versions_of_the_probe_can_be_compared(tmp_path):
+    """Of which the earlier may call its tolerances limits."""
+    (tmp_path / "earlier.py").write_text(
+        "from parts.probe import Probe as Now, tolerances as limits\n"
+        "def Probe(*args, limits, **options):\n"
+        "    return Now(*args, tolerances=limits, **options)\n")
+    for module in (probe, probes.load_earlier(tmp_path / "earlier.py")):
+        rows = probes.outcomes(module, 0.01, 0)
+        assert [next(rows), next(rows)] == [("none", False, 0), ("layer 0", True, 1)]
 
 
 @pytest.mark.slow
