@@ -408,7 +408,8 @@ def qwen_runs() -> list[dict]:
         "--template three-examples --max-tokens 64 --max-prompt-tokens 400 --lr 1e-4 "
         f"--warmup-steps 2 {flags} --batch-prompts {prompts} --log-groups 0 --seed {seed} "
         f"--steps 20 --name {arm}-seed{seed}"))
-        for arms in (("ada-balance", "uniform-4"), ("ada-balance-cap",))  # the planned pair first
+        # the planned pair first, and of it the longer run, so that two processes end together
+        for arms in (("uniform-4", "ada-balance"), ("ada-balance-cap",))
         for seed in range(4) for arm in arms for flags, prompts in [QWEN[arm]]]
 
 

@@ -205,8 +205,10 @@ def shown(values: list[float]) -> str:
 
 def points(values: list[float], quantiles: dict = T_95, verdict: bool = True) -> str:
     """Mean difference with its interval, and the plan's word."""
-    if len(values) < 2:
+    if not values:
         return "not run"
+    if len(values) == 1:  # then there is no interval
+        return f"{100 * values[0]:+.1f} points: one pair"
     centre, half = interval(values, quantiles)
     said = f" points: {word(centre, half)}" if verdict else ""
     return f"{100 * centre:+.1f} ± {100 * half:.1f}{said}"

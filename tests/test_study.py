@@ -258,7 +258,8 @@ def test_words_follow_the_plan(differences, word):
     centre, half = sum(differences) / 3, 4.30 * stdev(differences) / 3**0.5
     said = store.points(values).replace("-0.0", "+0.0")
     assert said == f"{100 * centre + 1e-9:+.1f} ± {100 * half:.1f} points: {word}"
-    assert store.points(values[:1]) == "not run"
+    assert store.points(values[:1]) == f"{100 * values[0]:+.1f} points: one pair"
+    assert store.points([]) == "not run"
     assert store.at(lines[0], "samples", 50) == pytest.approx(lines[0]["evals"][1]["avg"] / 2)
     with pytest.raises(ValueError, match="spent only 100 samples of 101"):
         store.at(lines[0], "samples", 101)
