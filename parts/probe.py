@@ -51,8 +51,8 @@ class Probe:
         written = [(Sequence(ids + r.token_ids, len(ids)), r.logprobs)
                    for ids, (r,) in zip(texts, rollouts)]
         written.sort(key=lambda text: len(text[0].ids))  # the order of `micro_batches`
-        self.rows = [row for row, _ in written]
-        self.start = self.trainer(temperature), torch.tensor([x for _, mu in written for x in mu])
+        self.rows, sampled = zip(*written)
+        self.start = self.trainer(temperature), torch.tensor([x for mu in sampled for x in mu])
         self.compare(*self.start)  # while sampling there is only a gap, no change
         self.start = self.trainer(), self.of_engine()  # while reading, at temperature 1
         self.try_adapter()
