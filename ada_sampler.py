@@ -104,7 +104,7 @@ class SamplerConfig:
     """All settings of the sampler. A trainer's config inherits from it."""
 
     sampler: Literal[tuple(RULES)] = "ada-balance"  # a Literal, so that --help lists the choices
-    """number of answers: n (uniform, dapo), in rounds (ada-pos, -balance), by p (ada-est, gvm)"""
+    """answers per prompt: n (uniform, dapo), rounds of M (ada-pos, -balance), by p (est, gvm)"""
     n: int = 4
     """kept answers n: how many of a prompt's answers are trained on (uniform, dapo: sampled)"""
     M: int = 8
@@ -521,7 +521,7 @@ class Estimator:
 
 
 def sizes_from_history(problems: list, M: int, estimator: Estimator) -> list[int]:
-    """ada-est: how many answers to sample for each prompt, from the pass rates of earlier steps."""
+    """ada-est: how many answers to sample for each prompt, by the pass rates of earlier epochs."""
     rates = [estimator.pass_rate(problem) for problem in problems]
     return allocate_est(rates, M * len(problems), EST_EPS, EST_MIN, EST_MAX)
 

@@ -72,7 +72,7 @@ class Flags(CommonFlags):
 
     # ---- the answers
     threshold: float = 0.7
-    """with --reward: one above it is right, for pass@k"""
+    """with --reward: an answer with a reward above this number is right in pass@k"""
     k: int = 32
     """answers per problem"""
     limit: int = 0
@@ -379,8 +379,8 @@ def load_asked(config: Flags) -> list[list]:
     run = settings(folder)
     if config.data == HELD_OUT:
         if run.get("eval_data") != HELD_OUT:
-            raise SystemExit("--data held-out needs --adapter RUN, and this run must have held out "
-                             "a share of its data: name other data.")
+            raise SystemExit("--data held-out needs --adapter RUN or --model RUN, and this run "
+                             "must have held out a share of its data: name other data.")
         return [still_held_out(folder, load_problems(run["data"], **keys_of(config)))[:most]]
     return load_sets(config.data, for_training=False, limit=most, **keys_of(config))
 

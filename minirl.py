@@ -15,8 +15,8 @@ The differences from PPO, from GRPO or from both, and the reasons:
     a right answer would count more the shorter it is, and a wrong one less the longer it is.
  6. The importance weight is pi_theta/mu (Eq. 5, 7), without gradient and at most 5. PPO divides by
     pi_old, but the vLLM engine, which sampled, gives other probabilities with the same weights.
- 7. PPO's min is replaced by a mask for tokens whose pi_theta/pi_old has moved far enough (Eq. 7).
-    PPO's min masks the same tokens, but weights by this ratio, so only pi_old/mu could be capped.
+ 7. A mask replaces PPO's min. It is 0 for tokens whose pi_theta/pi_old has moved too far (Eq. 7).
+    PPO's min masks the same tokens, but its weight is pi_theta/pi_old, which does not contain mu.
  8. By default each batch gives one optimizer step. Then pi_theta is pi_old, no token is masked, and
     in float32 the weight is 1, so the update is REINFORCE with a baseline.
  9. There is no KL penalty, reference model or entropy bonus (1e-4 in one paper, but 0 in its code).
@@ -119,7 +119,7 @@ def sample(run: Run) -> list:
     with contextlib.closing(engine.bar):
         groups = collect(
             stream.take(config.batch_prompts), config, engine, run.grader,
-            estimator=run.estimator,  # ada-est: the pass rates of earlier steps
+            estimator=run.estimator,  # ada-est: the pass rates of earlier epochs
             more=stream.next,  # dapo: a prompt instead of one without gradient
             # gvm: the mean gradient norm of each prompt's right answers
             grad_norms=lambda groups: gvm_grad_norms(run.policy, groups, config.temperature))

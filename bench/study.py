@@ -173,6 +173,9 @@ def main() -> None:
         store.add(name, dict(run=folder.name, config=stored["config"],
                              versions=stored["starts"][0]["versions"]) | store.logs_of(folder))
     runs = study.planned() if study.planned else store.runs_of_file(args.study)
+    if args.into and not (runs or args.add) and store.load(args.study):
+        raise SystemExit(f"{args.study}.jsonl stores no commands of its runs, so they cannot be "
+                         f"trained again here: see bench/results/{args.study}.md.")
     if not args.draw:
         train_missing(name, study, runs, args.processes)
     lines = store.load(name)

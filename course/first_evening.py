@@ -116,7 +116,7 @@ print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=Fal
 # Change one line, predict, run again. With seed 0, after 20 steps:      right   without gradient
 #   as it is                                                             48 %     8 %
 #   baseline = 0: wrong answers teach nothing                            51 %    62 %
-#   baseline = the mean of the kept: +-1/2, however hard the prompt      52 %     8 %
+#   baseline = the mean of the kept: +-1/2 for two right, two wrong      52 %     8 %
 #   N = 1: no second round                                               43 %    50 %
 #   no len(kept) in the loss: AdamW divides it out, but the norm is cut  46 %     8 %
 # 100 answers cannot distinguish these accuracies, but the shares without gradient differ.

@@ -76,10 +76,10 @@ class CommonFlags:
     chat, none"""
     max_prompt_tokens: Auto[int] = None
     """longer prompts are dropped and counted; default: 256, of larger models 1024, of small ones
-    with problems of your own 640"""
+    640 with any --data other than builtin-words"""
     max_tokens: Auto[int] = None
     """longest answer, in tokens; default: 64, of larger models 3000, of small ones 40, or 160 with
-    problems of your own"""
+    any --data other than builtin-words"""
     stop: str = ""
     """TOKEN,...: further tokens that end an answer, besides those that the model itself names"""
 
@@ -133,7 +133,8 @@ class Flags(SamplerConfig, CommonFlags):
     length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """divisor of token sums: constant (max_tokens), response (own length), batch (mean length)"""
     replay: Auto[Literal["none", "r2", "r3"]] = None
-    """MoE: reuse experts of trainer (r2), engine (r3); default for 1, 2, 3+ steps: none, r2, r3"""
+    """MoE: the trainer repeats its own earlier experts (r2) or the engine's (r3); default: none, r2,
+    r3 for 1, 2, 3 or more --mini-batches"""
 
     # ---- how far the update goes
     mini_batches: int = 1
@@ -171,7 +172,7 @@ class Flags(SamplerConfig, CommonFlags):
 
     # ---- hardware: of these flags only the lower precisions change what is optimised
     sync: Auto[Literal["adapter", "merge"]] = None
-    """how the engine gets new weights: as an adapter (default on a GPU) or merged (on a CPU)"""
+    """how the engine gets weights: adapter (default), or merge (default on a CPU and in float32)"""
     engine_memory: float = 0.45
     """share of the GPU's memory for the engine"""
     engine_sequences: int = 256

@@ -108,6 +108,9 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
     monkeypatch.setattr(sys, "argv", ["study.py", "objective", "--into", "half", "--draw"])
     with pytest.raises(SystemExit, match="half.jsonl lacks 1 of the runs"):
         study.main()
+    monkeypatch.setattr(sys, "argv", ["study.py", "some", "--into", "anew"])  # made one by one
+    with pytest.raises(SystemExit, match="some.jsonl stores no commands of its runs"):
+        study.main()
 
 
 @pytest.mark.parametrize("data, own", [
