@@ -142,7 +142,7 @@ class SamplerConfig:
         least = 2 if compares else 1
         if rule.rows_per_prompt < least:
             raise ValueError(f"set {'M' if rule.allocates else 'n'} to {least} or more" +
-                             ", because one answer cannot be compared with others" * (least > 1))
+                             ", so that right and wrong answers can be compared" * (least > 1))
         by_history = rule.allocates == "by history"
         if by_history and not EST_MIN <= self.M <= EST_MAX:
             raise ValueError(f"ada-est samples {EST_MIN} to {EST_MAX} answers per prompt, so M, "

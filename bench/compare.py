@@ -147,7 +147,8 @@ def draw_comparison(asked: list, out: str | Path) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draws several runs on one page.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="runs/NAME, or a study")
+    parser.add_argument("runs", nargs="+", metavar="RUN",
+                        help="runs/NAME, or a study whose runs were made one by one (real_model)")
     parser.add_argument("--out", default="compare.png", help="picture to write (.png .pdf .svg)")
     args = parser.parse_args(arguments)
     try:

@@ -83,7 +83,7 @@ def answers(problem, run) -> tuple:
 
 
 def store(name: str, rows: list, rewards, sketch) -> None:
-    """One sketch [D], the gradient of the expected reward of a held-out problem.
+    """Stores rewards and sketches [answers, D]; of held-out problems the gradient [D] of E[reward].
 
     If all rewards are equal, the coefficients of every rule are 0, so no gradient is needed.
     """

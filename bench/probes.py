@@ -189,6 +189,8 @@ def main() -> None:
         rows = [json.loads(line) for line in (RESULTS / "probe.jsonl").open()]
         print(tables(rows, ["earlier", "new"]))
         return
+    if not args.earlier:
+        parser.error("--earlier FILE is missing: the file of the other version of parts/probe.py")
     probes = dict(earlier=load_earlier(args.earlier), new=probe)
     if args.part == "faults":
         faults(probes)

@@ -24,6 +24,8 @@ def commands(run: str, data: str, flags: list[str]) -> list[list[str]]:
     if not config:
         raise SystemExit(f"{run} is no folder of a run, such as runs/real-0.")
     keys = KEYS + ("columns",) * is_own(data)  # as eval.py does it with the adapter
+    if config.get("stop"):
+        keys += ("stop",)
     if config["reward"] and all(map(is_own, data.split(","))):
         keys += ("reward", "threshold")
     both = [f"--data={data}", *(f"--{key.replace('_', '-')}={config[key]}" for key in keys), *flags]

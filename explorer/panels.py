@@ -144,12 +144,14 @@ def draw_run(run_dir: str | Path) -> Path:
 def panels_with_data(run: dict) -> list[tuple]:
     """The panels for which something was logged.
 
-    Panels of kind "off-policy" are left out if all importance weights are 1 except for rounding, as
-    with one mini-batch in float32. Then no token is masked either, and all lines are flat.
+    Panels of kind "off-policy" are left out if no token is masked and all importance weights are 1
+    except for rounding, as with one mini-batch in float32. Then all their lines are flat.
     """
     rows = run["metrics"]
     logged = {key for row in rows for key in row}
-    on_policy = all(row.get("weight_max", 1) - row.get("weight_min", 1) < 0.01 for row in rows)
+    on_policy = all(row.get("weight_max", 1) - row.get("weight_min", 1) < 0.01
+                    and not row.get("clipped_positive") and not row.get("clipped_negative")
+                    for row in rows)
     return [panel for panel in panels_of(rows)
             if (run["evals"] if panel[0] == "accuracy" else logged & set(panel[3]))
             and not (on_policy and panel[0] == "off-policy")]

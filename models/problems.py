@@ -11,7 +11,7 @@ BELIEF makes its pass@k close to that of Qwen2.5-Math-1.5B in Reinforce-Ada's pa
 rates differ between kinds, like those of large models on hard mathematics.
 
 Each set is a function (split, count) -> rows with problem, answer, id and level. Every prefix of
-the rows has each level about equally often.
+the rows has each level about equally often (hard words in training half as often).
 """
 import functools
 import hashlib
@@ -102,7 +102,7 @@ NAMES = ("Tom Mia Ali Sara Ben Lena Omar Ivy Raj Zoe Max Nina Leo Amy Kofi Eva S
 THINGS = ("apples books coins pens marbles stickers cookies cards stamps shells beads balloons "
           "pencils flowers eggs oranges buttons toys stones candles").split()
 BOXES = "boxes bags jars baskets drawers".split()
-TEXTS = {  # kind -> (its texts, the answer); a and b are numbers, c is smaller than both
+TEXTS = {  # kind -> (its texts, the answer); a and b are numbers, c is smaller (or 2 to 9)
     "add": ((
         "{n} has {a} {t} and buys {b} more. How many {t} does {n} have now?",
         "{n} finds {a} {t} in the morning and {b} {t} in the evening. How many {t} does {n} find "

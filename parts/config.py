@@ -98,7 +98,7 @@ class Flags(SamplerConfig, CommonFlags):
 
     # ---- which problems are held out
     eval_data: Auto[str] = None
-    """held-out problems, named like --data; or held-out: a share of your own file (its default)"""
+    """held-out problems, named like --data; or held-out: a share of --data (default for most)"""
     eval_questions: Auto[int] = None
     """held-out problems used, of each set of --eval-data; default: 100, with small models 72"""
     eval_k: Auto[int] = None
@@ -133,8 +133,8 @@ class Flags(SamplerConfig, CommonFlags):
     length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """divisor of token sums: constant (max_tokens), response (own length), batch (mean length)"""
     replay: Auto[Literal["none", "r2", "r3"]] = None
-    """MoE: the trainer repeats its own earlier experts (r2) or the engine's (r3); default: none, r2,
-    r3 for 1, 2, 3 or more --mini-batches"""
+    """MoE: the trainer repeats its own earlier experts (r2) or the engine's (r3); default: none,
+    r2, r3 for 1, 2, 3 or more --mini-batches"""
 
     # ---- how far the update goes
     mini_batches: int = 1
@@ -273,7 +273,7 @@ def effects(c: Flags) -> list[tuple[str, bool, str]]:
         ("clip eps_low eps_high", CLIPS.get(c.objective) != "nothing",
          f"with objective {c.objective}"),
         ("weight_cap", c.importance != "none", "with importance none, as all weights are 1"),
-        ("clip eps_low eps_high", c.mini_batches > 1,
+        ("clip eps_low eps_high", c.mini_batches > 1 or c.mask != "ratio",
          "with one mini-batch, because pi_theta is still pi_old"),
         ("replay", c.mini_batches > 1 or c.replay != "r2",
          "with one mini-batch, because there is no pi_old pass to repeat"),

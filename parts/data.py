@@ -212,8 +212,8 @@ def load_train_and_held_out(
     if eval_data == HELD_OUT:
         train, held_out = hold_out(train, eval_questions)
         print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems held out for "
-              "evaluation; a hash of the text selects each with probability 1/10 (--eval-data "
-              "names another set instead)")
+              "evaluation, by a hash of their texts: about a tenth, and at most --eval-questions "
+              "(--eval-data names another set instead)")
     else:
         held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
     apart = drop_overlap(train, held_out)
@@ -230,7 +230,8 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
     """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
 
     A hash of each text decides. If rows are added, no trained problem becomes held out. As long as
-    fewer than `most` are held out, no held-out problem becomes trained.
+    fewer than `most` are held out, no held-out problem becomes trained (but in a set of a few
+    problems, of which none has a low hash, a new one can take the place of the only one).
     """
     ranked = sorted(problems, key=fingerprint)
     count = sum(int(fingerprint(problem), 16) < HELD_OUT_SHARE * 2**256 for problem in ranked)

@@ -26,8 +26,9 @@ from parts.text import shown
 
 MEANT = ("vLLM did not start ({}). Its gpu_memory_utilization is --engine-memory (on a CPU: "
          "VLLM_CPU_KVCACHE_SPACE, in GiB), its max_num_seqs --engine-sequences, its max_model_len "
-         "the sum of --max-prompt-tokens and --max-tokens, its dtype --dtype and --rollout-dtype. "
-         "Other causes: --kv-cache-dtype, --sync, --model, or another program on the GPU.")
+         "the sum of --max-prompt-tokens and --max-tokens, its dtype minirl.py's --rollout-dtype. "
+         "Other causes: --model, --sync, another program on the GPU, or minirl.py's "
+         "--kv-cache-dtype.")
 
 
 @dataclass

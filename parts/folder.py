@@ -264,7 +264,8 @@ def save(folder: Path, policy, optimizer, schedule, state: dict, keep_every: int
             (writing / "state.json").write_text(json.dumps(state))
     except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, in three libraries
         raise SystemExit(f"Could not write the checkpoint of step {state['step']} "
-                         f"({shown(error)}): free some space; {saved_so_far(folder)}") from error
+                         f"({shown(error)}): free some space, or make the folder writable; "
+                         f"{saved_so_far(folder)}") from error
     drop_older(folder, keep_every)
     return final
 

@@ -32,8 +32,9 @@ def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05,
                   policy=None) -> list[list[Sequence]]:
     """The rows in batches for the forward pass, in order of length.
 
-    No batch (rows x longest row) exceeds `tokens`, and at most a share `padding` of all is padding.
-    With a `policy`, `tokens` is raised if its rows share tokens that are computed only once.
+    No batch of several rows (rows x longest row) exceeds `tokens`, and at most a share `padding` of
+    all is padding. With a `policy`, `tokens` is raised if its rows share tokens that are computed
+    only once.
     """
     if policy and rows:
         tokens = tokens_at_once(policy, rows, tokens)

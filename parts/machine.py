@@ -224,7 +224,7 @@ SPARE = 0.9  # share of the free memory for a run; graders and other programs ne
 
 
 def fit_in_memory(settings, model, free: int) -> int:
-    """Tokens per pass: --micro-tokens, or as many as `free` bytes allow, up to MOST.
+    """Tokens per pass: --micro-tokens, or as many as `free` bytes allow, up to MOST or one row.
 
     If rows share a prompt, `tokens_at_once` (parts/logprobs.py) raises this number. `model` may be
     empty. Raises SystemExit, one sentence, if the run would not fit.
@@ -300,12 +300,13 @@ def worst_case(c) -> tuple[int, int, int]:
     In it every prompt takes all rounds, and prompts and answers have their maximum lengths.
     """
     rule, tries = c.rule, 1 + c.rule.refills
-    answers = c.batch_prompts * rule.round_size * rule.max_rounds * tries
-    answers += c.batch_prompts * c.M * (rule.allocates == "by pilots")
-    at_once = min(answers, c.engine_sequences)
+    rounds = [rule.round_size] * rule.max_rounds * tries  # one after the other
+    rounds += [c.M] * (rule.allocates == "by pilots")
+    answers = c.batch_prompts * sum(rounds)
+    waves = sum(math.ceil(c.batch_prompts * size / c.engine_sequences) for size in rounds)
     prompts = c.batch_prompts * tries * c.max_prompt_tokens  # each is read once
     rows = c.batch_prompts * rule.rows_per_prompt
-    return (answers * c.max_tokens + prompts, math.ceil(answers / at_once) * c.max_tokens,
+    return (answers * c.max_tokens + prompts, waves * c.max_tokens,
             rows * (c.max_prompt_tokens + c.max_tokens))
 
 

@@ -203,8 +203,11 @@ def watch(groups: list, run) -> str:
     step, ess = row["step"], row.get("weight_ess", 1.0)
     if ess < FEW_WEIGHTS:
         tqdm.write(f"WARNING, step {step}: the effective sample size of the trained tokens is "
-                   f"{ess:.0%} (weight_ess), because the policy has moved too far from the one "
-                   "that sampled them: use fewer --mini-batches or a lower --lr")
+                   f"{ess:.0%} (weight_ess), because " + (
+                       "the policy has moved too far from the one that sampled them: use fewer "
+                       "--mini-batches or a lower --lr" if run.config.mini_batches > 1 else
+                       "engine and trainer differ too much: use a higher precision (--rollout-dtype, "
+                       "--kv-cache-dtype)"))
     if failed := no_verdicts(groups, run.config.reward):
         tqdm.write(f"WARNING, step {step}: {failed}")
     return why_broken(run.history, run.policy.loss_scale) or why_hopeless(row, groups, run)
@@ -286,8 +289,9 @@ def likely_cause(row: dict, groups: list, rewards: list[float], config) -> str:
                 f"--threshold {config.threshold:g}, so {config.sampler} cannot tell right from "
                 "wrong: start again with a threshold between them, or with other --data")
     if len(set(rewards)) > 1:
-        return ("no prompt has both right and wrong answers: sample more answers to "
-                "each (--M and --N, or --n with uniform and dapo)")
+        return ("no prompt has enough right and wrong answers: sample more answers to each "
+                "(--M and --N, or --n with uniform and dapo)" +
+                ", or leave out --drop-unresolved" * config.drop_unresolved)
     judge = "look into --reward" if config.reward else "compare the first one's gold (--columns)"
     return (f"all {count} answers get the same reward, {rewards[0]:g}: {judge}; if that is sound, "
             "take easier or harder problems (--data)")

@@ -124,5 +124,5 @@ def find_adapter(name: str) -> str:
     for file in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / file).exists():
             raise SystemExit(
-                f"{shown(folder)} has no {file}: --adapter takes a PEFT folder, or a run's folder.")
+                f"{shown(folder)} has no {file}: name a PEFT folder, or a run's folder.")
     return str(folder)

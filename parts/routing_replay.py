@@ -16,7 +16,8 @@ importance weight compares two different networks (Eq. 6):
 
 The price is that the update improves the policy with the replayed experts, which is not exactly the
 policy that will be sampled. Only the *choice* is replayed. The weights of the chosen experts are
-recomputed, g_e = exp(s_e) / sum over the chosen e' of exp(s_e'), so the logits s have gradients.
+recomputed, g_e = exp(s_e) / sum over the chosen e' of exp(s_e'), so the logits s have gradients
+(in OLMoE the sum is over all e').
 
 Routes are integers [tokens, decoder layers, k]. Row t has the experts of token t, which predicted
 token t + 1. The last token is never an input and has no routes. -1 means that the router chooses.

@@ -1,6 +1,7 @@
 """A run from its flags to its last printed line, without the steps themselves (minirl.py).
 
-A run may be killed at any moment (folder.py). On a CPU, resuming is exact (docs/runs.md).
+A run may be killed at any moment (folder.py). On a CPU, in float32 and with a fixed number of
+threads, resuming is exact (docs/runs.md).
 """
 import contextlib
 import faulthandler
@@ -515,7 +516,8 @@ def why_it_ended(error: BaseException) -> tuple[str, object]:
     if isinstance(error, OSError):  # a full disk, or a closed output
         return shown(error), 1
     if out_of_memory(error):
-        return ("Out of memory: lower --micro-tokens, then --engine-memory, then --max-tokens, or "
-                "try --sleep"), 1
+        return "Out of memory: lower --micro-tokens, then " + (
+            "--engine-sequences, then --max-tokens" if build_for_cpu() else
+            "--engine-memory, then --max-tokens, or try --sleep"), 1
     traceback.print_exception(error)
     return type(error).__name__, 1

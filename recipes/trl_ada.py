@@ -1,4 +1,4 @@
-"""The same sampling rules in TRL's GRPOTrainer, for models that do not fit into one GPU.
+"""uniform, ada-pos and ada-balance in TRL's GRPOTrainer, for training on several GPUs.
 
     accelerate launch --config_file recipes/launch/fsdp2.yaml recipes/trl_ada.py --full ...
 

@@ -247,8 +247,8 @@ def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_pat
     train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert (f"{len(held_out)} of the 300 problems held out for evaluation; a hash of the text "
-            "selects each with probability 1/10 (--eval-data") in capsys.readouterr().out
+    assert (f"{len(held_out)} of the 300 problems held out for evaluation, by a hash of their "
+            "texts: about a tenth, and at most --eval-questions (--eval-data") in capsys.readouterr().out
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)

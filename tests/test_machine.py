@@ -255,10 +255,11 @@ def test_the_time_of_a_step_is_that_of_stored_runs_within_a_factor_of_two():
 
 
 @pytest.mark.parametrize("flags, sampled, engine_steps, trained", [
-    (dict(), 24 * 32 * 64 + 24 * 256, 3 * 64, 24 * 4 * 320),  # 768 answers, 256 at once
+    (dict(), 24 * 32 * 64 + 24 * 256, 4 * 64, 24 * 4 * 320),  # the rounds follow each other
+    (dict(engine_sequences=100), 24 * 32 * 64 + 24 * 256, 8 * 64, 24 * 4 * 320),  # 192 a round
     (dict(sampler="uniform", batch_prompts=2), 2 * 4 * 64 + 2 * 256, 64, 2 * 4 * 320),
-    (dict(sampler="dapo", batch_prompts=2), 4 * (2 * 4 * 64 + 2 * 256), 64, 2 * 4 * 320),
-    (dict(sampler="gvm", batch_prompts=2), 2 * 16 * 64 + 2 * 256, 64, 2 * 8 * 320)])
+    (dict(sampler="dapo", batch_prompts=2), 4 * (2 * 4 * 64 + 2 * 256), 4 * 64, 2 * 4 * 320),
+    (dict(sampler="gvm", batch_prompts=2), 2 * 16 * 64 + 2 * 256, 2 * 64, 2 * 8 * 320)])
 def test_the_longest_step_takes_all_rounds_and_all_tokens(flags, sampled, engine_steps, trained):
     assert machine.worst_case(settled(**flags)) == (sampled, engine_steps, trained)
 

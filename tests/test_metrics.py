@@ -253,13 +253,14 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
     ([0.1, 0.2], "scored", dict(reward="own.py:f"),
      ["(0.1 to 0.2) are on one side of --threshold 0.7", "a threshold between them"]),
     ([0.8, 0.9, 1], "scored", dict(reward="own.py:f"), ["are on one side"]),
-    ([0.1, 0.9], "scored", dict(reward="own.py:f"), ["no prompt has both"]),
-    ([0.1, 0.2], "scored", dict(reward="own.py:f", sampler="uniform"), ["no prompt has both"]),
+    ([0.1, 0.9], "scored", dict(reward="own.py:f"), ["no prompt has enough"]),
+    ([0.1, 0.2], "scored", dict(reward="own.py:f", sampler="uniform"), ["no prompt has enough"]),
     ([0.1, 0.2], "scored", dict(reward="own.py:f", sampler="uniform", weighting="log"),
      ["are on one side"]),  # rows are weighted by right and wrong
     ([2, 2], "scored", dict(reward="own.py:f"), ["the same reward, 2: look into --reward"]),
     ([1, 1], "correct", {}, ["the same reward, 1: ", "gold", "easier or harder problems"]),
-    ([0, 1], "wrong", {}, ["no prompt has both right and wrong answers: sample more", "--M"])])
+    ([0, 1], "wrong", {}, ["no prompt has enough right and wrong answers: sample more", "--M"]),
+    ([0, 1], "wrong", dict(drop_unresolved=True), ["or leave out --drop-unresolved"])])
 def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
         capsys, rewards, status, settings, causes):
     why = watched(3, rewards, status, "stop", 0, **settings)
@@ -296,5 +297,8 @@ def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(caps
         assert not watched(3, *ODD["e"], 3, ess=ess)
         assert ("WARNING, step 3: the effective sample size of the" in capsys.readouterr().out
                 ) == (ess < 0.3)
+    for mini_batches, remedy in ((1, "a higher precision"), (4, "use fewer --mini-batches")):
+        watched(3, *ODD["e"], 3, ess=0.2, mini_batches=mini_batches)
+        assert remedy in capsys.readouterr().out
     assert not watched(9, *ODD["C"], 0, train_anyway=True)
     assert not watched(9, *ODD["S"], 0, skipped=1)  # float16: the loss scale settles

@@ -17,15 +17,18 @@ def is_picture(path):
     return path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name, weight, drawn", [
-    ("one", 1.0, False), ("one", 1.1, True), ("four", 1.0, True)])
-def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, drawn):
-    """Where all weights are 1 but for rounding: then no token is masked."""
+@pytest.mark.parametrize("name, weight, masked, drawn", [
+    ("one", 1.0, 0.0, False), ("one", 1.1, 0.0, True), ("one", 1.0, 0.1, True),
+    ("four", 1.0, 0.0, True)])
+def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, masked, drawn):
+    """Where no token is masked and all weights are 1 but for rounding. (Without the importance
+    weight they are exactly 1, and tokens are masked all the same.)"""
     run = make(tmp_path / r"a$\frac$", name=name)
     some = [(*panel, keys | dict(absent="")) for *panel, keys in panels.PANELS if panel[1] in (
         "Reward while training", "Masked tokens", "Engine compared with trainer")]
     monkeypatch.setattr(panels, "PANELS", some)
-    append(run / "metrics.jsonl", dict(step=98, weight_min=1.0, weight_max=weight), dict(step=99))
+    append(run / "metrics.jsonl", dict(
+        step=98, weight_min=1.0, weight_max=weight, clipped_positive=masked), dict(step=99))
     (run / "eval.jsonl").unlink()
     monkeypatch.chdir(run)
     with mock.patch.object(panels, "label_panel", wraps=panels.label_panel) as labelled:

@@ -140,8 +140,8 @@ ENDS = [  # how it ends (a signal, an error, or more bytes than there are), exit
     (signal.SIGINT, 130, "stopped; "),
     (signal.SIGTERM, 143, "stopped; "),
     (OSError(28, "No space left on device", "a.jsonl"), 1, "No space left on device: 'a.jsonl'; "),
-    (2**46, 1, "Out of memory: lower --micro-tokens, then --engine-memory, then "
-               "--max-tokens, or try --sleep; "),
+    (2**46, 1, "Out of memory: lower --micro-tokens, then --engine-sequences, then "
+               "--max-tokens; "),
     (BrokenPipeError(32, "Broken pipe"), 1, "Broken pipe; "),
     (RuntimeError("shapes differ"), 1, "RuntimeError; ")]
 

@@ -114,7 +114,7 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
 
 
 @pytest.mark.parametrize("data, own", [
-    ("builtin", {}), ("some/mine.jsonl", dict(columns="q,a")),
+    ("builtin", {}), ("builtin", dict(stop="7")), ("some/mine.jsonl", dict(columns="q,a")),
     ("some/mine.jsonl", dict(columns="q,a", reward="mine.py:score", threshold=0.5))])
 def test_before_and_after_have_one_protocol(finished, data, own):
     """Of a file, eval.py takes columns and reward from the adapter's run; of a model it knows none.
@@ -126,7 +126,7 @@ def test_before_and_after_have_one_protocol(finished, data, own):
     judged = [f"--{name.replace('_', '-')}={value}" for name, value in (usual | own).items()]
     assert before[2:] == after[3:] == [f"--data={data}", *judged, "--k", "2"]
     assert data != "builtin" or evaluation.parse(before).max_tokens == 7
-    assert before[1] == f"--out={finished}-before-{'mine' if own else 'builtin'}"
+    assert before[1] == f"--out={finished}-before-{'mine' if 'columns' in own else 'builtin'}"
     assert after[2] == before[1].replace("--out", "--against")
     assert "--reward" not in " ".join(transfer.commands(str(finished), "math500", [])[0])
     with pytest.raises(SystemExit, match="gone is no folder of a run"):

@@ -64,7 +64,7 @@ EXACT = re.compile(rf"""
 
 @functools.lru_cache(4096)
 def exact(text: str) -> tuple[Fraction, bool, bool] | None:
-    r"""(value, has a decimal point, is a percentage) of `3/4`, `5\frac12`, `0.1\overline{6}`..."""
+    r"""(value, has a decimal point, is a percentage) of `3/4`, `5\frac{1}{2}`, `0.\overline{6}`"""
     match = EXACT.fullmatch(squeeze(text))
     if not match or Fraction(match[4] or match[6] or 1) == 0:
         return None
