@@ -206,8 +206,8 @@ def watch(groups: list, run) -> str:
                    f"{ess:.0%} (weight_ess), because " + (
                        "the policy has moved too far from the one that sampled them: use fewer "
                        "--mini-batches or a lower --lr" if run.config.mini_batches > 1 else
-                       "engine and trainer differ too much: use a higher precision (--rollout-dtype, "
-                       "--kv-cache-dtype)"))
+                       "engine and trainer differ too much: use a higher precision "
+                       "(--rollout-dtype, --kv-cache-dtype)"))
     if failed := no_verdicts(groups, run.config.reward):
         tqdm.write(f"WARNING, step {step}: {failed}")
     return why_broken(run.history, run.policy.loss_scale) or why_hopeless(row, groups, run)
