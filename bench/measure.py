@@ -331,7 +331,7 @@ def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
     from parts.folder import read_rows
     from parts.sources import MEASURED
 
-    found = [(row["id"].partition("/")[0], row["gold"], sample["text"])
+    found = [(row["id"].rsplit("/", 2)[0], row["gold"], sample["text"])  # source/split/row
              for row in read_rows(run / "groups.jsonl") for sample in row["pool"]]
     found += [(row["data"], row["gold"], row["text"])
               for log in ("eval.jsonl", "answers.jsonl")  # of eval.py, and of minirl.py

@@ -123,7 +123,7 @@ class Flags(SamplerConfig, CommonFlags):
     weight_cap: float = 5.0
     """largest weight of a token (minirl); 0 = no cap"""
     clip: bool = True
-    """mask tokens whose pi_theta/pi_old has already moved too far"""
+    """mask tokens whose pi_theta/pi_old has moved too far (cispo: bound this ratio instead)"""
     eps_low: float = 0.2
     """with a negative advantage, too far means a ratio below 1 - eps_low"""
     eps_high: float = 0.27
@@ -389,7 +389,7 @@ def settings_of(config: Flags) -> dict:
 def require_unchanged(flags: Flags, stored: dict) -> None:
     """Raises ValueError if a setting that decides what the logs mean has another value."""
     now = settings_of(flags)
-    if stored.keys() != now.keys():
+    if stored.keys() != now.keys() or stored["edition"] != now["edition"]:
         raise ValueError(f"another version has started run {flags.name}: resume it with that "
                          "version, or choose another --name")
     for name in sorted(now.keys() - RESUMABLE):

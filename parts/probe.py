@@ -89,8 +89,8 @@ class Probe:
                 "Engine and trainer disagree: |log mu - log pi_old| is "
                 f"{gap_T.mean():.1e} on average and {gap_T.max():.1e} at most (nan: the weights "
                 "are damaged, or too large for float16), and the engine's log-probs changed by "
-                f"{b:.2f} +- {error:.2f} times as much as the trainer's. Training would be wrong: "
-                "try the other --sync (merge or adapter), or --dtype float32.")
+                f"{b:.2f} +- {error:.2f} times as much as the trainer's (nan: it cannot be told). "
+                "Training would be wrong: try the other --sync, or --dtype float32.")
         return dict(probe_gap_mean=gap_T.mean().item(), probe_gap_max=gap_T.max().item(),
                     probe_moved=rms(x_T), probe_slope=b)
 

@@ -182,6 +182,7 @@ REFUSED = {
         ("--name mine --resume", "another version has started run mine", setting("gone", 1)),
         ("--name mine --resume", "another version has started run mine", setting("clip", None)),
         ("--name mine --resume", "another version has started run mine", setting("edition", None)),
+        ("--name mine --resume", "another version has started run mine", setting("edition", 4)),
         ("--name mine --resume --lora-rank 3", "was started with --lora-rank 16, not 3"),
         ("--name mine --resume --no-eval-first", "was started with --eval-first True, not False"),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
@@ -211,7 +212,7 @@ REFUSED = {
           for flag in ("adapter", "against")),
         *((f"{OUT} --{flag} runs/mime", "There is no folder runs/mime; did you mean runs/mine?")
           for flag in ("adapter", "model")),
-        (f"{OUT} --adapter runs", "runs has no adapter_config.json: --adapter takes a PEFT"),
+        (f"{OUT} --adapter runs", "runs has no adapter_config.json: name a PEFT"),
         (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --template poem", "cannot read poem (No such file or directory): it takes"),
         (f"{FITS} --max-tokens 5000", "40 + 5000: add --max-prompt-tokens 256 --max-tokens 768"),
