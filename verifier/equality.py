@@ -3,8 +3,7 @@ r"""Decides whether two answers are equal. math-verify's parser reads them, and 
 Lists, tuples and relations are split here, because math-verify ignores the order of a list, the
 variable of a relation, and the difference of "and" and "or". Exact expressions must be equal
 exactly (2^100 - 1 is not 2^100), at fixed points if they have variables. A tolerance is used only
-if one of the two has a decimal point, or in the style of Minerva. Only workers import this, because
-sympy may take any time.
+if one has a decimal point, or in Minerva's style. Only workers import this: sympy may take long.
 """
 import functools
 import re
