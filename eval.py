@@ -41,11 +41,11 @@ from parts.grader import NO_VERDICT, PART, mean_parts, require_function
 from parts.machine import Machine, this_machine
 from parts.models import (TINY, Model, find_model, load_tokenizer, require_context,
                           require_weights, resolve_model)
-from parts.prompts import add_prompts, require_embedded, stop_ids
+from parts.prompts import add_prompts, read_template, require_embedded, stop_ids
 from parts.provenance import (MERGED, as_model, base_of, find_adapter, own_files, require_same,
                               run_named, settings, versions)
 from parts.settle import SMALL, by_size, size_of
-from parts.sources import MEASURED, expand
+from parts.sources import MEASURED, expand, require_sets
 from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
                         verdict)
 from rewards import open_grader
@@ -108,6 +108,8 @@ def parse(argv: list[str] | None = None) -> Flags:
     if not flags.reward:  # the threshold of a run belongs to its reward
         flags = replace(flags, threshold=Flags.threshold)
     require_function(flags.reward)
+    require_sets(flags.data)
+    read_template(flags.template or "none")
     resolve_model(base_of(flags.model))  # ends here if there is no such model
     return flags
 

@@ -21,7 +21,9 @@ from parts.folder import checkpoints
 from parts.grader import require_function
 from parts.machine import build_for_cpu
 from parts.models import TINY, resolve_model
+from parts.prompts import read_template
 from parts.provenance import as_model, base_of, run_named, settings
+from parts.sources import require_sets
 from parts.text import listed, quiet_end, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
@@ -30,11 +32,7 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
     "cispo": ("group-std", "batch"),
 }
 # What --clip bounds: the mask (which tokens have a gradient), the terms, or the weights.
-CLIPS = {
-    "minirl": "mask",
-    "grpo": "term",
-    "cispo": "weight",
-}
+CLIPS = {"minirl": "mask", "grpo": "term", "cispo": "weight"}
 ICEPOP_BOUNDS = (0.5, 5.0)  # bounds of pi_old/mu, this project's choice; the upper is MiniRL's cap
 DPPO_DELTA = 0.2  # how far a token's probability may move, about as in DPPO's paper
 
@@ -350,6 +348,8 @@ def parse(argv: list[str] | None = None) -> Flags:
         fixed = {key: usual[key] for key in usual.keys() - (stored.keys() & RESUMABLE)}
         check(flags, vars(Flags()) | fixed)
     require_function(flags.reward)
+    require_sets(flags.data, flags.eval_data)
+    read_template(flags.template or "none")  # a missing file, too, ends the program here
     return flags
 
 

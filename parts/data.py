@@ -19,13 +19,12 @@ from parts.folder import read_json, write_safely
 from parts.models import SMOLLM, TINY
 from parts.prompts import shown_by
 from parts.sources import (
-    BENCHMARKS, expand, find_gold, find_problem, is_file, plain, read_file, read_hub,
+    BENCHMARKS, HELD_OUT, expand, find_gold, find_problem, is_file, plain, read_file, read_hub,
     require_columns, shown_columns, unread_columns, without_instruction)
 from parts.text import counted, is_text, shown
 from verifier.answers import is_one_value
 from verifier.spelling import normalize
 
-HELD_OUT = "held-out"  # as --eval-data, for a share of the training data
 HELD_OUT_SHARE = 0.1
 SHORT = 30  # letters and digits; with fewer, two different problems may have the same ones
 BUILTIN_COUNT = {"train": 6000, "test": 240}

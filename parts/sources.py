@@ -5,6 +5,7 @@ source cannot be read, a SystemExit with one sentence is raised. No code from th
 """
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -31,6 +32,7 @@ BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "ra-aime-like": "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 }
 MEASURED = ("minerva", "ra-minerva")  # their golds are measured values, so close answers are right
+HELD_OUT = "held-out"  # as --eval-data, for a share of the training data
 GROUPS = {  # one name for several sets, with the weights of the published weighted average
     "reinforce-ada": {
         "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
@@ -49,6 +51,17 @@ def is_file(name: str) -> bool:
     path = os.path.expanduser(name)  # os.path, since Path.is_file raises for a name too long
     is_there = os.path.isfile(path) and name not in BENCHMARKS
     return is_there or Path(path).suffix.lower() in READERS
+
+
+def require_sets(*flags: str | None) -> None:
+    """Raises SystemExit for a missing file, and for a name that no set can have. Reads no rows."""
+    for name, _ in itertools.chain(*map(expand, filter(None, flags))):
+        if name in (HELD_OUT, *BUILTIN):
+            continue
+        if not is_file(name):
+            hub_id(name)
+        elif not os.path.isfile(os.path.expanduser(name)):
+            read_file(name)  # it says why the file cannot be read
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -160,17 +173,23 @@ READERS = {
 # ------------------------------------------------------------------------------------------ the hub
 def read_hub(name: str, for_training: bool):
     """The rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
+    repo, config, split = hub_id(name)
+    ask_hub(repo)
+    usual = ["train"] if for_training else ["test", "train"]
+    rows = load_from_hub(repo, config or None, [split] if split else usual)
+    columns = getattr(rows, "features", None)
+    return (short_floats(row, columns.arrow_schema) for row in rows) if columns else rows
+
+
+def hub_id(name: str) -> tuple[str, str, str]:
+    """(org/name, config, split) of a benchmark or hub data set; "" for a part that is not given."""
     full, _, split = BENCHMARKS.get(name, name).partition("@")
     repo, _, config = full.partition(":")
     if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
         raise SystemExit(
             f"There is no data set '{shown(name, 80)}': give a file ({', '.join(READERS)}), "
             f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
-    ask_hub(repo)
-    usual = ["train"] if for_training else ["test", "train"]
-    rows = load_from_hub(repo, config or None, [split] if split else usual)
-    columns = getattr(rows, "features", None)
-    return (short_floats(row, columns.arrow_schema) for row in rows) if columns else rows
+    return repo, config, split
 
 
 def ask_hub(repo: str, kind: str = "dataset") -> None:

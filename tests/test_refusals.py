@@ -293,7 +293,11 @@ def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
 
 
 @pytest.mark.parametrize("program, flags, words", [
-    (program, *rows[0][:2]) for program, rows in REFUSED.items() if program != "recipes.export"])
+    *((program, *rows[0][:2]) for program, rows in REFUSED.items() if program != "recipes.export"),
+    *((program, f"--data {name}", words) for program in ("minirl.py", "eval.py")
+      for name, words in (("missing.jsonl", "Cannot read"), ("mth500", "builtin-words, math500"))),
+    *((program, "--template missing.jinja", "cannot read") for program in ("minirl.py", "eval.py")),
+    ("minirl.py", "--eval-data missing.jsonl", "Cannot read")])
 def test_a_program_answers_before_torch_is_imported(program, flags, words, tmp_path):
     """Which here could not be."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
