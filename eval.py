@@ -108,8 +108,6 @@ def parse(argv: list[str] | None = None) -> Flags:
     if not flags.reward:  # the threshold of a run belongs to its reward
         flags = replace(flags, threshold=Flags.threshold)
     require_function(flags.reward)
-    require_sets(flags.data)
-    read_template(flags.template or "none")
     resolve_model(base_of(flags.model))  # ends here if there is no such model
     return flags
 
@@ -448,6 +446,8 @@ def show_comparison(changes: dict, than: str, unit: str) -> None:
 # -------------------------------------------------------------------------------------- the program
 def main(argv: list[str] | None = None) -> None:
     config = parse(argv)
+    require_sets(config.data)  # now, because other mistakes in data show up after slow imports
+    read_template(config.template or "none")
     if base_of(config.model) in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a small model is slower with more threads
     problems, protocol = problems_and_protocol(config)

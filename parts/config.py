@@ -348,13 +348,11 @@ def parse(argv: list[str] | None = None) -> Flags:
         fixed = {key: usual[key] for key in usual.keys() - (stored.keys() & RESUMABLE)}
         check(flags, vars(Flags()) | fixed)
     require_function(flags.reward)
-    require_sets(flags.data, flags.eval_data)
-    read_template(flags.template or "none")  # a missing file, too, ends the program here
     return flags
 
 
 def parse_before_torch() -> Flags:
-    """`parse` before the slow imports, so that --help and a wrong flag end the program at once.
+    """`parse` before the slow imports, so --help, wrong flags and missing files end at once.
 
     Ctrl-C ends those imports without a traceback. The built-in models are small and get one thread.
     """
@@ -362,6 +360,8 @@ def parse_before_torch() -> Flags:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with quiet_end():  # minirl.py --help | head
         flags = parse()
+    require_sets(flags.data, flags.eval_data)
+    read_template(flags.template or "none")
     if base_of(flags.model) in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     return flags
