@@ -71,7 +71,8 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
     folder, mixture = folder_of(model, config), model == "tiny-moe"
     bounds = tolerances(trainer, dtype, cache, mixture)
     exact = bounds[0] < 1e-3
-    margin = 0.05 if exact else 0.3
+    # With 0.03 in 8 bits, an engine one update behind was noticed on some processors only.
+    margin, size = (0.05, 0.03) if exact else (0.3, 0.1)
     large = model == SMOLLM or config  # a large head
     with serve(folder, dtype=dtype, sync_mode=sync, kv_cache_dtype=cache, lora_rank=8) as engine:
         trained = policy(folder, trainer, moved=0, rank=8)
@@ -85,7 +86,7 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
 
         judge = probed()
         for step in range(2):
-            move(trained, 0.03, seed=step)
+            move(trained, size, seed=step)
             with pytest.raises(SystemExit):
                 judge.check()
             engine.sync(trained)
