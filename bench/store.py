@@ -27,9 +27,10 @@ from parts.folder import append, read_rows  # noqa: E402
 
 WRITING = threading.Lock()  # runs may finish at the same time
 ABOUT = ("run", "arm", "cell", "regime", "lr", "seed", "command")  # what is known before a run
-# Student's t by the number of seeds: intervals of 95 %, and of 99 %
+# Student's t by the number of seeds: intervals of 95, 99 and 97.5 %
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 12: 2.20}
 T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
+T_975 = {2: 25.45, 3: 6.21, 4: 4.18, 5: 3.50, 6: 3.16, 7: 2.97, 8: 2.84, 9: 2.75, 10: 2.69}
 EQUAL = 0.03  # an interval around 0 within this is called equal
 
 

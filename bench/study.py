@@ -6,8 +6,8 @@
     python bench/study.py real_model                # stored runs that were made one by one
     python bench/study.py mine --add runs/a runs/b  # adds finished runs to a study
 
-sampling.py has the studies skills, longer_skills, real_race and human, and ablations.py has
-objective and precision. They say what is stored of a run and what is compared. The runs are the
+sampling.py has the studies skills, longer_skills, real_race and human, ablations.py has objective
+and precision, and grpo.py has grpo. They say what is stored of a run and what is compared. The runs are the
 lines of bench/results/STUDY.jsonl (see store.py), or a table there. They are started through the
 command line, resumed, and stored at their end. The page is bench/results/STUDY.md. The text above
 its first title is not generated, so it stays. compare.py draws runs.
@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import mean
 
 import ablations
+import grpo
 import sampling
 import store
 from store import ROOT, Study
@@ -150,7 +151,7 @@ def draw_both(lines: list[dict], name: str) -> None:
 
 
 SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
-STUDIES = sampling.STUDIES | ablations.STUDIES | dict(
+STUDIES = sampling.STUDIES | ablations.STUDIES | grpo.STUDIES | dict(
     real_model=Study(None, evaluations, sampling.draw_way), qwen_cpu=Study(None, seeds, draw_both))
 
 
