@@ -3,9 +3,6 @@
     python bench/study.py grpo --processes 2    # trains missing runs, draws page and picture
     python bench/study.py grpo --draw           # the same without training
 """
-from functools import partial
-from statistics import mean, stdev
-
 import store
 from compare import picture
 from sampling import at_most, taken
@@ -44,7 +41,7 @@ def keep_run(folder, end: str) -> dict:
     return kept
 
 
-def difference(rival: list[dict], cost: str, quantiles: dict, verdict: bool, mine: list[dict]) -> str:
+def difference(rival, cost: str, quantiles: dict, verdict: bool, mine) -> str:
     """Points by which the default is ahead of `rival` at equal cost."""
     values, budget = at_most(rival, COSTS[cost], mine)
     return f"{points(values, quantiles, verdict)} (at {budget:,.0f})"

@@ -7,10 +7,10 @@
     python bench/study.py mine --add runs/a runs/b  # adds finished runs to a study
 
 sampling.py has the studies skills, longer_skills, real_race and human, ablations.py has objective
-and precision, and grpo.py has grpo. They say what is stored of a run and what is compared. The runs are the
-lines of bench/results/STUDY.jsonl (see store.py), or a table there. They are started through the
-command line, resumed, and stored at their end. The page is bench/results/STUDY.md. The text above
-its first title is not generated, so it stays. compare.py draws runs.
+and precision, and grpo.py has grpo. They say what is stored of a run and what is compared. The
+runs are the lines of bench/results/STUDY.jsonl (see store.py), or a table there. They are started
+through the command line, resumed, and stored at their end. The page is bench/results/STUDY.md. The
+text above its first title is not generated, so it stays. compare.py draws runs.
 """
 import argparse
 import json
