@@ -54,7 +54,7 @@ real: setup
 	.venv/bin/python minirl.py --model SmolLM2-135M-Instruct --seed $(SEED) --name real-$(SEED) --log-groups all --resume
 	.venv/bin/python explore.py runs/real-$(SEED)
 	@echo "On problems that people wrote (from the hub, or a file of yours), before and after:"
-	@echo "  .venv/bin/python bench/transfer.py runs/real-$(SEED) --data svamp --k 2"
+	@echo "  .venv/bin/python eval.py --adapter runs/real-$(SEED) --base --data svamp --k 2"
 
 check: setup
 	.venv/bin/ruff check .

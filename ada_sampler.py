@@ -135,6 +135,10 @@ class SamplerConfig:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, "
                                  f"not {getattr(self, name)!r:.80}")
+        if min(self.n, self.M, self.N) < 1 or self.max_rounds_all_correct < 0:
+            raise ValueError("n, M and N must be at least 1, and max_rounds_all_correct 0")
+        if not math.isfinite(self.threshold):
+            raise ValueError(f"threshold must be a finite number, not {self.threshold}")
         rule = self.rule
         if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 requires M >= n
             raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")

@@ -28,7 +28,8 @@ import tyro
 from explorer import what_if
 from explorer.panels import panels_of, read_run, smoothing_reach, what_differs
 from parts.config import CLIPS, DPPO_DELTA, ICEPOP_BOUNDS
-from parts.folder import NO_VERDICT, row_of, write_safely
+from parts.files import row_of, write_safely
+from parts.grader import NO_VERDICT
 from parts.text import quiet_end, shown
 from rewards import extract_answer
 

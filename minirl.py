@@ -33,9 +33,13 @@ the suffix _T has one entry per answer token of a row or micro-batch, without pa
 course/first_evening.py and course/second_evening.py. Papers: arXiv 2510.04996 and 2512.01374.
 """
 import contextlib
+import faulthandler
 import math
 import random
-from dataclasses import dataclass
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 
 if __name__ == "__main__":
     from parts.config import parse_before_torch
@@ -45,34 +49,92 @@ if __name__ == "__main__":
 
 import torch
 
-from ada_sampler import collect, set_advantages
-from eval import bootstrap, evaluate, report_by_set
-from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Flags, Settings
-from parts.engine import EngineForSampler
+from ada_sampler import Estimator, collect, set_advantages
+from explorer.panels import draw_run
+from parts.run_folder import claim, note_start, restore, save
+from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Config, settings_of, settle
+from parts.data import Problem, Stream, load_data
+from parts.engine import Engine, EngineForSampler, seed_all, start_engine
+from parts.evaluation import evaluate
+from parts.grader import ForkingGrader
 from parts.logprobs import (Sequence, gvm_grad_norms, micro_batches, split_by_row,
-                            token_logprobs)
+                            token_logprobs, try_largest_batch)
 from parts.machine import memory_gb, threads
 from parts.metrics import diagnostics, mean_surprisal, summarize
+from parts.models import load_tokenizer, require_weights
+from parts.policy import load_policy, make_optimizer
+from parts.probe import Probe, start_probe
+from parts.prompts import require_embedded, stop_ids
+from parts.log import Log, say_how_to_resume, timed
 from parts.routing_replay import note_routes, replaying, require_routes
-from parts.run import (Run, close_run, evaluation_is_due, log_and_save, prepare,
-                       record_evaluation, say_how_to_resume, seed_all, timed, try_largest_batch,
-                       update_bar)
 from rewards import open_grader
 
 
 # ------------------------------------------------------------------------------ the program
-def main(flags: Flags) -> None:
-    with open_grader(flags.reward, flags.threshold) as grader:
-        run = prepare(flags, grader)  # settings, data, engine, policy, last checkpoint
-        try_largest_batch(run)  # so that a lack of memory shows up now, not in an hour
-        sync(run)  # a resumed run has an adapter already
-        evaluate_if_due(run)  # before the first step
-        for step in run.steps():
+def main(flags: Config) -> None:
+    folder = Path("runs", flags.name)
+    with claim(folder, flags.resume), open_grader(flags.reward, flags.threshold) as grader:
+        run = set_up(folder, flags, grader)
+        config, log = run.config, Log(run)
+        if run.state["step"] == 0 and config.eval_first:
+            log.evaluation(evaluate_held_out(run))
+        for step in range(run.state["step"] + 1, config.steps + 1):
+            run.state["step"] = step
             groups, metrics = train_step(step, run)
-            log_and_save(step, groups, metrics, run)  # logs, then a checkpoint (parts/folder.py)
-            evaluate_if_due(run)
-            update_bar(metrics, run)
-        close_run(run, bootstrap)  # passed, because parts/ imports no script
+            hopeless = log.step(groups, metrics)
+            if step == config.steps or config.eval_every and step % config.eval_every == 0:
+                log.evaluation(evaluate_held_out(run))
+            save(run, config.keep_every)
+            if hopeless:
+                raise SystemExit(hopeless)
+        log.close()  # prints the change in accuracy
+        draw_run(folder)  # curves.png
+
+
+@dataclass
+class Run:
+    """What the steps of a run need."""
+
+    folder: Path  # runs/NAME
+    config: Config
+    engine: Engine  # vLLM: mu
+    policy: torch.nn.Module  # PyTorch: pi_theta, frozen base weights and a LoRA adapter
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR  # of the learning rate
+    probe: Probe  # do engine and policy have the same weights?
+    grader: ForkingGrader
+    held_out: list[Problem]
+    stream: Stream  # the training problems, shuffled again in each epoch
+    estimator: Estimator = field(default_factory=Estimator)  # the pass rates of ada-est
+    state: dict = field(default_factory=lambda: dict(
+        step=0, samples_total=0, tokens_total=0, seconds_total=0.0))
+
+
+def set_up(folder: Path, flags: Config, grader) -> Run:
+    """Everything before the first step. With --resume in the state of the last checkpoint."""
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
+    config, model = settle(flags)  # with the defaults for this model and machine
+    require_weights(model.path)
+    tokenizer = load_tokenizer(model.path)
+    train, held_out, digest = load_data(config, tokenizer, grader)  # with prompts; no overlap
+    require_embedded(model.path, tokenizer, train + held_out)
+    note_start(folder, settings_of(config), digest)  # config.json
+
+    stops = stop_ids(model.path, tokenizer, config.template, config.stop)
+    engine = start_engine(config, model, stops)
+    policy = load_policy(
+        model.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,
+        seed=config.seed, device="cpu" if engine.on_cpu else "cuda",
+        checkpointing=not engine.on_cpu)  # of activations, or 1.5 B needs 80 GB for two rows
+    optimizer, schedule = make_optimizer(policy, config)
+    probe = start_probe(config, engine, policy, held_out)  # now, while B is 0
+
+    run = Run(folder, config, engine, policy, optimizer, schedule, probe, grader, held_out,
+              Stream(train, config.seed))
+    restore(run)
+    try_largest_batch(run)  # so that a lack of memory shows up now, not in an hour
+    sync(run)
+    return run
 
 
 # ------------------------------------------------------------------------------ one step
@@ -134,16 +196,14 @@ def sync(run: Run) -> dict:
     return run.probe.check()
 
 
-def evaluate_if_due(run: Run) -> None:
-    """avg@k on the held-out problems, which `drop_overlap` (parts/data.py) keeps from training."""
-    if not evaluation_is_due(run):
-        return
+def evaluate_held_out(run: Run) -> list[dict]:
+    """Answers to the held-out problems, which `drop_overlap` (parts/data.py) kept from training."""
     config = run.config
     rows = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
         temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}")
     run.engine.clear_cache()  # or a resumed run, whose cache is empty, would round differently
-    record_evaluation(rows, report_by_set(rows, config.eval_k, config.eval_data), run)
+    return rows
 
 
 # ------------------------------------------------------------------------------ the update
@@ -166,7 +226,7 @@ class Row(Sequence):
     agrees: torch.Tensor | None = None  # [T, layers]
 
 
-def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> list[list[Row]]:
+def split_into_mini_batches(groups, config: Config, rng: random.Random) -> list[list[Row]]:
     """The kept answers as mini-batches of whole groups, one for each optimizer step.
 
     A row of coefficient 0 has no gradient, so it is left out, but `set_norms` counts it. Otherwise
@@ -186,7 +246,7 @@ def split_into_mini_batches(groups, config: Settings, rng: random.Random) -> lis
     return mini_batches
 
 
-def rows_of_group(group, config: Settings) -> list[Row]:
+def rows_of_group(group, config: Config) -> list[Row]:
     """The rows of a group's kept answers. Each answer also gets its row as `.row`, for the log."""
     prompt = group.problem.prompt_ids
     for s, coefficient in group.rows():
@@ -198,7 +258,7 @@ def rows_of_group(group, config: Settings) -> list[Row]:
     return [s.row for s, _ in group.rows()]
 
 
-def set_norms(rows: list[Row], config: Settings) -> None:
+def set_norms(rows: list[Row], config: Config) -> None:
     """Set `row.norm` to 1 / (answers * length). docs/method.md#the-divisor says why these two."""
     # The batch's average, because ada-est and gvm give some prompts more rows on purpose.
     responses = len(rows) / config.mini_batches
@@ -211,7 +271,7 @@ def set_norms(rows: list[Row], config: Settings) -> None:
         row.norm = 1 / (responses * length)
 
 
-def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
+def add_old_logprobs(policy, rows: list[Row], config: Config) -> None:
     """log pi_old of every row, before the first optimizer step of the batch."""
     # Uses the micro-batches of `accumulate`, or r would not start at 1 in low precision.
     for micro in micro_batches(rows, config.micro_tokens, policy=policy):
@@ -222,7 +282,7 @@ def add_old_logprobs(policy, rows: list[Row], config: Settings) -> None:
         note_routes(policy, micro, config.replay)  # MoE only
 
 
-def accumulate(policy, rows: list[Row], config: Settings) -> float:
+def accumulate(policy, rows: list[Row], config: Config) -> float:
     """Add up the gradient of one mini-batch, a micro-batch of T tokens at a time. Returns the loss.
 
     The numbers of each token are stored in its row, for `diagnostics` and the log.
@@ -250,7 +310,7 @@ def accumulate(policy, rows: list[Row], config: Settings) -> float:
     return loss
 
 
-def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
+def optimizer_step(policy, optimizer, schedule, config: Config) -> float:
     """Clip, step, clear the gradient. Returns its norm before clipping; no step if not finite."""
     policy.loss_scale.unscale_(optimizer)  # for float16 only
     weights = [p for p in policy.parameters() if p.requires_grad]
@@ -264,7 +324,7 @@ def optimizer_step(policy, optimizer, schedule, config: Settings) -> float:
 
 
 # ------------------------------------------------------------------------------ the objective
-def objective(lp_T, old_T, mu_T, advantage_T, config: Settings):
+def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
     """Per-token terms of the objective, to be summed over tokens and maximised.
 
         minirl  M_t * sg[min(pi_theta/mu, cap)] * A * log pi_theta              Eq. 7 with its cap
@@ -313,7 +373,7 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
 
 
 # ------------------------------------------------------------------------------ beyond the paper
-def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Settings):
+def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Config):
     """The masks of DPPO and IcePop, [T], for comparison (docs/method.md#other-masks)."""
     if config.mask == "icepop":
         low, high = ICEPOP_BOUNDS  # it also masks tokens on which engine and trainer differ

@@ -48,15 +48,14 @@ def fill() -> None:
     """One file per problem: rewards [64], and sketches [64, D] or a held-out problem's gradient."""
     from parts.config import parse
     from parts.data import Stream
-    from parts.provenance import find_adapter
-    from parts.run import prepare
+    from parts.run_folder import find_adapter
+    import minirl
     from rewards import open_grader
 
     find_adapter(str(RUN))  # SystemExit if the run has no checkpoint
     config = parse(["--name", RUN.name, "--resume"])
     with open_grader(config.reward, config.threshold) as grader:
-        run = prepare(config, grader)
-        run.engine.sync(run.policy)
+        run = minirl.set_up(RUN, config, grader)
         chosen = dict(train=Stream(run.stream.problems, seed=31).take(TRAIN),
                       held=run.held_out[:HELD_OUT])
         sketch = Sketch(run.policy, WIDTH)
@@ -70,10 +69,10 @@ def fill() -> None:
 
 def answers(problem, run) -> tuple:
     """(rows, rewards [64]) of new answers to one problem, which decides their seed."""
-    from parts.engine import EngineForSampler, seed_everything
+    from parts.engine import EngineForSampler, seed_all
     from parts.logprobs import Sequence
 
-    seed_everything(random.Random(str(problem.id)))
+    seed_all(problem.id)
     engine = EngineForSampler(run.engine, run.config.max_tokens)
     settings = replace(run.config, sampler="uniform", n=DRAWS)
     group, = collect([problem], settings, engine, run.grader)

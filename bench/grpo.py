@@ -9,7 +9,7 @@ from sampling import at_most, taken
 from store import T_95, T_975, Study, by_arm, keep, points, table
 
 from explorer.panels import series
-from parts.folder import read_rows
+from parts.files import read_rows
 
 DEFAULT, GRPO, WIDE_GROUPS = "default", "grpo-8", "grpo-16"
 ARMS = {  # arm -> flags, prompts a step: about 210 answers a step

@@ -59,14 +59,14 @@ def ratio(above: list[float], below: list[float]) -> str:
 def project(*flags: str):
     """The state of minirl.main before its first step, in runs/bench, which is always new."""
     from parts.config import parse
-    from parts.run import prepare
+    import minirl
     from rewards import open_grader
 
     config = parse([*flags, "--name", "bench"])
     with open_grader(config.reward, config.threshold) as grader:
         # afterwards the server has loaded math-verify
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
-        yield prepare(config, grader)
+        yield minirl.set_up(Path("runs/bench"), config, grader)
 
 
 def draw(run, **settings) -> list:
@@ -328,8 +328,8 @@ def verifier(*runs: str) -> list[list[str]]:
 
 def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
     """(run and data, gold, text, style) of the answers in a run's or an evaluation's logs."""
-    from parts.folder import read_rows
-    from parts.sources import MEASURED
+    from parts.files import read_rows
+    from parts.data import MEASURED
 
     found = [(row["id"].rsplit("/", 2)[0], row["gold"], sample["text"])  # source/split/row
              for row in read_rows(run / "groups.jsonl") for sample in row["pool"]]

@@ -106,7 +106,7 @@ def later(engine, policy, probe, steps: range, seed: int) -> int:
 def run(name: str, probes: dict) -> None:
     """A correct run of minirl.py, with the results of each version before step 1 and at syncs."""
     import minirl
-    from parts import run as running
+    from parts.engine import seed_all
     from parts.config import parse
 
     class Both:
@@ -116,7 +116,7 @@ def run(name: str, probes: dict) -> None:
             mixture = bool(policy.routing)
             self.made = {}
             for version, module in probes.items():
-                running.seed_all(config.seed, "probe")
+                seed_all(config.seed, "probe")
                 bounds = module.tolerances(
                     config.dtype, config.rollout_dtype, config.kv_cache_dtype, mixture)
                 made, said = seen(lambda: module.Probe(
@@ -134,8 +134,8 @@ def run(name: str, probes: dict) -> None:
                 add(part=name, probe=version, check=self.checks, alarm=said, **found)
             return {}
 
-    running.start_probe = Both
-    running.draw_run = lambda folder: None
+    minirl.start_probe = Both
+    minirl.draw_run = lambda folder: None
     minirl.main(parse([*RUNS[name], "--name", f"probe-{name}"]))
 
 

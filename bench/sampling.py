@@ -22,7 +22,7 @@ from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdo
                    points, power, shown, table)
 
 from models import problems
-from parts.folder import read_rows
+from parts.files import read_rows
 from explorer.panels import literal, series
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 sys.path.insert(0, str(ROOT))
 
-from parts.folder import append, read_rows  # noqa: E402
+from parts.files import append, read_rows  # noqa: E402
 
 WRITING = threading.Lock()  # runs may finish at the same time
 ABOUT = ("run", "arm", "cell", "regime", "lr", "seed", "command")  # what is known before a run

@@ -28,7 +28,7 @@ import sampling
 import store
 from store import ROOT, Study
 
-from parts.folder import read_json
+from parts.files import read_json
 
 
 # ------------------------------------------------------------------------------------------ running

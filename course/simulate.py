@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from ada_sampler import RULES, Estimator, Group, SamplerConfig, collect, set_advantages
 from course.laws import Coin, effective_weight
-from parts.config import check_sampler
 
 Flip = namedtuple("Flip", "reward status token_ids")  # rollout and verdict in one
 PROMPTS = 2000
@@ -51,7 +50,7 @@ def simulate(config: SamplerConfig, p_P: list[float], seed=0, visits: int = 4) -
 
     ada-est has no counts in its first epoch, so the last of several is returned.
     """
-    check_sampler(config)
+    config.validate()
     coins = [Coin(i, p) for i, p in enumerate(p_P)]
     verdicts, draw = {}, random.Random(seed + 1)
     grader = SimpleNamespace(

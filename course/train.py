@@ -24,7 +24,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 from course import check
-from parts.folder import read_rows
+from parts.files import read_rows
 
 OWN, YOURS = (check.ROOT / "runs" / f"course-{whose}" for whose in ("own", "yours"))
 SHORT = "--steps 20 --batch-prompts 12 --eval-every 20 --eval-questions 60 --eval-k 4".split()
@@ -61,7 +61,7 @@ def run_both(found: dict, flags: list[str]) -> None:
     """Run with the project's functions in another process, then with the student's in this one."""
     import minirl
     from parts.config import parse
-    from parts.run import say_how_to_resume
+    from parts.log import say_how_to_resume
 
     if subprocess.run([sys.executable, "minirl.py", "--name", OWN.name, *flags]).returncode:
         raise SystemExit("The run with the project's functions failed: see above.")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.folder import NO_VERDICT, PART, read_rows, replacing
-from parts.provenance import settings
+from parts.files import read_rows, replacing
+from parts.grader import NO_VERDICT, PART
+from parts.run_folder import settings
 from parts.text import shown
 
 COLORS = (  # Okabe and Ito's

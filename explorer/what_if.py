@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from ada_sampler import (RULES, Group, Sample, SamplerConfig, exit_test, fill_missing,
                          set_advantages)
 from explorer.panels import is_number
-from parts.folder import NO_VERDICT
+from parts.grader import NO_VERDICT
 
 
 def add_to(run: dict, sizes: dict | None = None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from parts.folder import replacing  # noqa: E402
+from parts.files import replacing  # noqa: E402
 from parts.text import shown  # noqa: E402
 
 

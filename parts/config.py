@@ -1,29 +1,27 @@
-"""Every setting of a training run: its meaning, default and range, and what contradicts what.
+"""Every setting of a training run: its meaning, default and bounds, and what contradicts what.
 
-`parse` turns the command line into Flags before torch is imported. In Flags, None stands for a
-default that depends on the model or the machine. Only `settle` (parts/settle.py) fills in such
-defaults. It makes the Settings of the run, which nothing changes afterwards.
+`parse` turns the command line into a Config before torch is imported. `settle` then fills in the
+defaults that depend on the model (PRESETS) and on the machine. Nothing changes a Config afterwards.
 """
+import argparse
 import contextlib
 import os
 import re
 import signal
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import tyro
 
 from ada_sampler import ADVANTAGES, RULES, SamplerConfig
-from parts.data import is_own
-from parts.folder import checkpoints
+from parts.run_folder import checkpoints, settings
+from parts.data import BUILTIN, HELD_OUT, is_own, require_sets
 from parts.grader import require_function
-from parts.machine import build_for_cpu
-from parts.models import TINY, resolve_model
+from parts.machine import Machine, build_for_cpu, fit_in_memory, in_one_line, this_machine
+from parts.models import TINY, Model, check_family, find_model, require_context, resolve_model
 from parts.prompts import read_template
-from parts.provenance import as_model, base_of, run_named, settings
-from parts.sources import require_sets
 from parts.text import listed, quiet_end, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
@@ -36,24 +34,49 @@ CLIPS = {"minirl": "mask", "grpo": "term", "cispo": "weight"}
 ICEPOP_BOUNDS = (0.5, 5.0)  # bounds of pi_old/mu, this project's choice; the upper is MiniRL's cap
 DPPO_DELTA = 0.2  # how far a token's probability may move, about as in DPPO's paper
 
-# Settings that a run takes from the run whose model it trains further, unless a flag is given. With
-# the same problems and the same number held out, no held-out problem was trained on before.
-BEGUN = ("data", "columns", "eval_data", "eval_questions", "eval_k", "reward", "threshold",
-         "template", "stop", "max_prompt_tokens", "max_tokens", "temperature", "dtype", "lr",
-         "batch_prompts")
+PRESETS = {  # defaults by the size of the model (`size_of`)
+    "tiny": dict(
+        data="builtin", template="chat", max_prompt_tokens=256, max_tokens=64, batch_prompts=24,
+        M=8, lr=1e-3, warmup_steps=5, steps=100, eval_every=20, eval_questions=100, eval_k=8),
+    "small": dict(
+        data="builtin-words", template="three-examples", max_prompt_tokens=256, max_tokens=40,
+        batch_prompts=16, M=4, lr=3e-4, warmup_steps=2, steps=20, eval_every=10,
+        eval_questions=72, eval_k=4),
+    "large": dict(
+        data="agentica-org/DeepScaleR-Preview-Dataset", template="reinforce-ada",
+        max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, M=8, lr=2e-5, warmup_steps=5,
+        steps=200, eval_every=20, eval_questions=100, eval_k=8),
+}
+OF_MODELS = {  # for single models, instead of those
+    "tiny-skills": dict(data="builtin-skills"),
+    # it solves each of these in 1 to 5 of 16 attempts
+    "Qwen2.5-Math-1.5B": dict(data="RLHFlow/reinforce_ada_simple_prompt_1-5b"),
+}
+ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # a small model on other data
+MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
 
 # Flags that may change with --resume. They decide how long, how fast and where a run continues and
 # how often it is evaluated, but not what its logs mean. Any other would mix two runs in one log.
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory", "sleep",
     "engine_sequences", "micro_tokens", "log_groups", "report_to", "train_anyway"})
-EDITION = 5  # of config.json; only the edition that started a run can resume it
 
 
 # ------------------------------------------------------------------------------ the flags
+class Bounds(NamedTuple):
+    """The smallest and largest value of a setting."""
+
+    least: float
+    most: float
+    off: bool = False  # 0 is allowed, too, and means off, none or all
+
+
 T = TypeVar("T")
 # A flag whose default depends on the model or the machine; its help text states the default
 Auto = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
+Count = Annotated[int, Bounds(1, 10**6)]
+CountOrOff = Annotated[int, Bounds(1, 10**6, off=True)]
+Positive = Annotated[float, Bounds(1e-9, 1e9)]
 
 
 @dataclass(frozen=True)
@@ -61,8 +84,7 @@ class CommonFlags:
     """Flags of both minirl.py and eval.py: the model, its problems, and the form of the prompts."""
 
     model: str = "tiny"
-    """tiny, tiny-moe or tiny-skills; or Qwen2.5-Math-1.5B, a hub id (org/name) or a folder; or
-    runs/NAME, the model that this run has trained"""
+    """tiny, tiny-moe or tiny-skills; or Qwen2.5-Math-1.5B, a hub id (org/name) or a folder"""
     data: Auto[str] = None
     """comma-separated benchmarks, hub ids, files (.jsonl .json .parquet .csv), builtin problems"""
     columns: str = ""
@@ -72,10 +94,10 @@ class CommonFlags:
     template: Auto[str] = None
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
     chat, none"""
-    max_prompt_tokens: Auto[int] = None
+    max_prompt_tokens: Auto[Count] = None
     """longer prompts are dropped and counted; default: 256, of larger models 1024, of small ones
     640 with any --data other than builtin-words"""
-    max_tokens: Auto[int] = None
+    max_tokens: Auto[Count] = None
     """longest answer, in tokens; default: 64, of larger models 3000, of small ones 40, or 160 with
     any --data other than builtin-words"""
     stop: str = ""
@@ -83,32 +105,35 @@ class CommonFlags:
 
 
 @dataclass(frozen=True)
-class Flags(SamplerConfig, CommonFlags):
-    """Every flag of `python minirl.py`: CommonFlags, those of the sampler, and these."""
+class Config(SamplerConfig, CommonFlags):
+    """The settings of a run: CommonFlags, those of the sampler, and these.
+
+    `parse` leaves None where the default depends on the model or the machine, `settle` does not.
+    """
 
     # ---- what is trained
     dtype: Auto[Literal["float32", "bfloat16", "float16"]] = None
     """precision of the frozen weights; default: float32 on a CPU, bfloat16 or float16 on a GPU"""
-    lora_rank: int = 16
+    lora_rank: Annotated[int, Bounds(1, 512)] = 16
     """rank of the adapter, on all linear layers but the head (MoE models: attention only)"""
-    lora_alpha: int = 32
+    lora_alpha: Count = 32
     """the adapter is scaled by lora_alpha / lora_rank"""
 
     # ---- which problems are held out
     eval_data: Auto[str] = None
     """held-out problems, named like --data; or held-out: a share of --data (default for most)"""
-    eval_questions: Auto[int] = None
+    eval_questions: Auto[Count] = None
     """held-out problems used, of each set of --eval-data; default: 100, with small models 72"""
-    eval_k: Auto[int] = None
+    eval_k: Auto[Count] = None
     """answers per held-out problem; default: 8, with small models 4"""
 
     # ---- which prompts get how many answers, and what an answer is compared with
-    batch_prompts: Auto[int] = None
+    batch_prompts: Auto[Count] = None
     """prompts per step; default: 24, with small models 16, with larger ones 32"""
-    M: Auto[int] = None
+    M: Auto[Count] = None
     """answers per round (ada-est, gvm: per prompt, on average); default: 8, or 4 for small models
     with ada-balance"""
-    temperature: float = 1.0
+    temperature: Annotated[float, Bounds(0.01, 100)] = 1.0
     """sampling temperature, used by both engine and trainer"""
     advantage: Auto[Literal[ADVANTAGES]] = None
     """what a reward is compared with; default: pool-mean, or group-std for grpo and cispo"""
@@ -118,13 +143,13 @@ class Flags(SamplerConfig, CommonFlags):
     """minirl; or, for comparison, grpo or cispo as in the appendix of MiniRL's paper"""
     importance: Literal["full", "staleness", "none"] = "full"
     """minirl's weight of a token: full (pi_theta/mu), staleness (pi_theta/pi_old), none"""
-    weight_cap: float = 5.0
+    weight_cap: Annotated[float, Bounds(1, 1e9, off=True)] = 5.0
     """largest weight of a token (minirl); 0 = no cap"""
     clip: bool = True
     """mask tokens whose pi_theta/pi_old has moved too far (cispo: bound this ratio instead)"""
-    eps_low: float = 0.2
+    eps_low: Positive = 0.2
     """with a negative advantage, too far means a ratio below 1 - eps_low"""
-    eps_high: float = 0.27
+    eps_high: Positive = 0.27
     """with a positive advantage, too far means a ratio above 1 + eps_high"""
     mask: Literal["ratio", "dppo", "icepop"] = "ratio"
     """what --clip bounds (minirl): ratio; dppo: pi_theta - mu; icepop: the ratio and pi_old/mu"""
@@ -135,45 +160,45 @@ class Flags(SamplerConfig, CommonFlags):
     r2, r3 for 1, 2, 3 or more --mini-batches"""
 
     # ---- how far the update goes
-    mini_batches: int = 1
+    mini_batches: Count = 1
     """optimizer steps per sampled batch (N in MiniRL's paper); 1 = on-policy"""
-    lr: Auto[float] = None
+    lr: Auto[Positive] = None
     """learning rate of AdamW on the LoRA weights; default: 1e-3, small models 3e-4, larger 2e-5"""
-    warmup_steps: Auto[int] = None
+    warmup_steps: Auto[CountOrOff] = None
     """optimizer steps over which the rate rises; 0 = off; default: 5, with small models 2"""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, Bounds(1e-3, 1e9, off=True)] = 1.0
     """larger gradients are scaled to this norm (rare: max_tokens divides the loss); 0 = off"""
 
     # ---- how long the run lasts, and what it saves
-    steps: Auto[int] = None
+    steps: Auto[Count] = None
     """training steps; default: 100, of small models 20, of larger ones 200"""
-    seed: int = 0
+    seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
     """decides the order of the data, the adapter's initial weights and the sampled answers"""
     name: Auto[str] = None
     """the run's folder is runs/NAME; default: composed of model, sampler and seed"""
     resume: bool = False
     """continue the run of this name from its last checkpoint, if there is one"""
-    keep_every: int = 0
+    keep_every: CountOrOff = 0
     """keep every K-th checkpoint permanently; the newest two are always kept; 0 = no others"""
     report_to: Literal["none", "trackio", "wandb"] = "none"
     """also send the logs to this tracker"""
 
     # ---- what is evaluated and recorded during the run
-    eval_every: Auto[int] = None
+    eval_every: Auto[CountOrOff] = None
     """steps between evaluations; 0 = only the first and the last; default: 20, small models 10"""
     eval_first: bool = True
     """evaluate before step 1; without it the run cannot report at its end what has changed"""
     train_anyway: bool = False
     """continue even if the first steps give no gradient"""
-    log_groups: int | Literal["all"] = 2
+    log_groups: CountOrOff | Literal["all"] = 2
     """prompts of each step whose answers are logged for explore.py: a number, or all"""
 
     # ---- hardware: of these flags only the lower precisions change what is optimised
     sync: Auto[Literal["adapter", "merge"]] = None
     """how the engine gets weights: adapter (default), or merge (default on a CPU and in float32)"""
-    engine_memory: float = 0.45
+    engine_memory: Annotated[float, Bounds(0.01, 0.99)] = 0.45
     """share of the GPU's memory for the engine"""
-    engine_sequences: int = 256
+    engine_sequences: Count = 256
     """most answers that are written at the same time"""
     rollout_dtype: Auto[Literal["float32", "bfloat16", "float16", "fp8"]] = None
     """precision of the engine's weights; default: the same as --dtype"""
@@ -181,51 +206,198 @@ class Flags(SamplerConfig, CommonFlags):
     """precision of the engine's cache of keys and values; auto: the same as its weights"""
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
-    micro_tokens: Auto[int] = None
+    micro_tokens: Auto[Count] = None
     """tokens per forward and backward pass, padding included; default: 16384 on a GPU, 8192 below
     20 GB, 4096 for the built-in models, estimated on a CPU"""
 
 
-@dataclass(frozen=True)
-class Settings(Flags):
-    """The settings of a run. They are those of Flags, but none of them is None."""
+# ------------------------------------------------------------------------------ the command line
+def parse(argv: list[str] | None = None) -> Config:
+    """The settings of a run, from the command line. A resumed run has those of its config.json.
 
-
-def name_of(flags: Flags) -> str:
-    """The run's name, which is --name or is composed of model, sampler and seed.
-
-    Raises ValueError if runs/NAME cannot be a folder in runs.
+    Ends the program with code 2 and one sentence if they cannot work.
     """
-    model = Path(flags.model).name
-    if run := run_named(flags.model):
-        model = f"from-{run.name}" + f"-{model}" * (model != run.name)
-    name = f"{model}-{flags.sampler}-seed{flags.seed}" if flags.name is None else flags.name
-    if not re.fullmatch(r"\w[\w.+-]*", name) or len(name.encode()) > 255:
-        raise ValueError(f"name {name[:80]!r} must be a plain folder name of at most 255 bytes, "
-                         "because it becomes runs/NAME: choose another --name")
+    with in_one_sentence("minirl.py"):
+        stored = {}
+        if peek(argv, "resume", switch=True):
+            if not (name := peek(argv, "name")):
+                raise ValueError("--resume needs the --name of the run")
+            if checkpoints(Path("runs", name)):  # otherwise it starts anew
+                stored = settings(Path("runs", name))
+                if stored.keys() != settings_of(Config()).keys():
+                    raise ValueError(f"another version has started run {name}: resume it with "
+                                     "that version, or choose another --name")
+        config = parse_flags(Config, argv, "minirl.py", "MiniRL with Reinforce-Ada sampling. "
+                             "Without flags: the tiny model", stored)
+        require_unchanged(config, stored)
+        resolve_model(config.model)  # ends here if there is no such model
+        config = replace(config, name=name_of(config))
+        check(config, vars(Config()) | stored)
+    require_function(config.reward)
+    return config
+
+
+def parse_before_torch() -> Config:
+    """`parse` before the slow imports, so --help, wrong flags and missing files end at once.
+
+    Ctrl-C ends those imports without a traceback. The built-in models are small and get one thread.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with quiet_end():  # minirl.py --help | head
+        config = parse()
+    require_sets(config.data, config.eval_data)
+    read_template(config.template or "none")
+    if config.model in TINY:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return config
+
+
+def peek(argv: list[str] | None, name: str, switch: bool = False):
+    """The value of one flag of the command line, before all of them are parsed; None if absent."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f"--{name}", **dict(action="store_true") if switch else {})
+    return getattr(parser.parse_known_args(argv)[0], name)
+
+
+def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, defaults=()):
+    """An instance of the dataclass `cls`, filled from the flags `argv` (None: of this process).
+
+    `defaults` {field: value} replace those of the class. The program ends with code 0 after --help,
+    and with code 2 if there is no such flag or value.
+    """
+    return tyro.cli(cls, args=argv, prog=prog, description=description,
+                    default=cls(**dict(defaults)), config=(tyro.conf.DisallowNone,))
+
+
+@contextlib.contextmanager
+def in_one_sentence(prog: str):
+    """A ValueError inside ends the program like a wrong flag: with its sentence and code 2."""
+    try:
+        yield
+    except ValueError as problem:
+        print(f"{prog}: {problem}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def require_unchanged(config: Config, stored: dict) -> None:
+    """Raises ValueError if a setting that decides what the logs mean has another value."""
+    for name, value in stored.items():
+        if name not in RESUMABLE and getattr(config, name) != value:
+            raise ValueError(f"run {config.name} was started with --{name.replace('_', '-')} "
+                             f"{shown(value)}: resume it without this flag, or choose another "
+                             "--name")
+
+
+def name_of(config: Config) -> str:
+    """The run's name, which is --name or is composed of model, sampler and seed."""
+    name = config.name or f"{Path(config.model).name}-{config.sampler}-seed{config.seed}"
+    if not re.fullmatch(r"\w[\w.+-]*", name):
+        raise ValueError(f"name {name[:80]!r} must be a plain folder name: it becomes runs/NAME")
     return name
 
 
+def settings_of(config: Config) -> dict:
+    """What config.json stores, which is every setting except --resume."""
+    return {name: value for name, value in asdict(config).items() if name != "resume"}
+
+
+# ------------------------------------------------------------------------------ the defaults
+def settle(config: Config) -> tuple[Config, Model]:
+    """The settings with all defaults, and what is known of the model. Prints what follows from it.
+
+    Raises SystemExit for settings that contradict each other or do not fit into the memory.
+    """
+    model = find_model(config.model)
+    check_family(model.config)
+    with in_one_sentence("minirl.py"):
+        machine = this_machine()
+        settled = with_defaults(config, model, machine)
+    require_context(model, settled.max_prompt_tokens, settled.max_tokens)
+    chosen = {name: value for name, value in vars(settled).items()
+              if name in PRESETS["small"] and getattr(config, name) is None}
+    if chosen:
+        print(f"defaults for a {size_of(model, machine)} model: {listed(chosen)}")
+    print(in_one_line(settled, machine))
+    return settled, model
+
+
+def with_defaults(config: Config, model: Model, machine: Machine) -> Config:
+    """The settings that were given, else the PRESETS of the model's size, else the machine's."""
+    from parts.routing_replay import is_supported  # which imports torch
+
+    mixture, dtype = is_supported(model.config), config.dtype or machine.dtype
+    values = preset(model, machine, config.data)
+    if config.sampler != SamplerConfig.sampler:
+        values["M"] = SamplerConfig.M
+    if config.reward:
+        values["template"] = "chat"  # then the prompt is only the problem
+    advantage, length_norm = OBJECTIVES[config.objective]
+    replay = {1: "none", 2: "r2"}.get(config.mini_batches, "r3")  # MiniRL section 4
+    values |= dict(
+        advantage=advantage, length_norm=length_norm, replay=replay if mixture else "none",
+        eval_data=default_eval_data(config.data or values["data"]), dtype=dtype,
+        rollout_dtype=dtype, micro_tokens=4096 if model.base in TINY else machine.micro_tokens,
+        sync="merge" if machine.on_cpu or dtype == "float32" else "adapter")
+    config = replace(config, **{
+        name: value for name, value in values.items() if getattr(config, name) is None})
+    if machine.on_cpu:
+        config = replace(
+            config, micro_tokens=fit_in_memory(config, model.empty, machine.memory))
+    config.validate()
+    if config.batch_prompts < config.mini_batches:
+        raise ValueError(f"mini_batches = {config.mini_batches} is more than the "
+                         f"{config.batch_prompts} prompts of a step, and each needs at least one")
+    require_effect({"replay"}, [("replay", config.replay == "none" or mixture,
+                                 f"with {shown(model.path)}, which is no MoE model")])
+    return config
+
+
+def preset(model: Model, machine: Machine, data: str | None) -> dict:
+    """The defaults that depend on the model, with this --data."""
+    size = size_of(model, machine)
+    room = ROOM if size == "small" and data not in (None, "builtin-words") else {}
+    return PRESETS[size] | room | OF_MODELS.get(Path(model.base).name, {})
+
+
+def size_of(model: Model, machine: Machine) -> str:
+    """A key of PRESETS, by the number of parameters.
+
+    Billions are rounded as in models' names, because Qwen2.5-0.5B has 0.494. On a CPU, small
+    includes Qwen3-0.6B, because 3,000 tokens per answer would take weeks there.
+    """
+    if model.base in TINY:
+        return "tiny"
+    billions = round(model.empty.num_parameters() / 1e9, 1)
+    return "small" if billions < 0.5 or machine.on_cpu and billions <= 0.7 else "large"
+
+
+def default_eval_data(data: str) -> str:
+    """The default of --eval-data for a policy that is trained on `data`."""
+    if data in BUILTIN:
+        return data
+    for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
+    return "math500" if for_math else HELD_OUT
+
+
 # ------------------------------------------------------------------------------ what cannot work
-RANGES = {  # smallest and largest value if it is not 0; USUAL_RANGES hold for all others
-    "engine_memory": (0.01, 0.99), "lora_rank": (1, 512), "temperature": (0.01, 100.0),
-    "threshold": (-1e9, 1e9), "weight_cap": (1.0, 1e9), "max_grad_norm": (1e-3, 1e9),
-    "seed": (1, 2**32 - 1)}
-USUAL_RANGES = {int: (1, 10**6), float: (1e-9, 1e9)}
-MAY_BE_ZERO = (  # here 0 means off, none or all
-    "weight_cap", "max_grad_norm", "warmup_steps", "eval_every", "log_groups", "keep_every", "seed",
-    "threshold", "max_rounds_all_correct", "micro_rows", "limit")
-
-
 def check_numbers(config) -> None:
     """Raises ValueError, one sentence, for a number that is too small, too large or not finite."""
-    for name, value in vars(config).items():
-        if type(value) not in USUAL_RANGES or value == 0 and name in MAY_BE_ZERO:
-            continue
-        least, most = RANGES.get(name, USUAL_RANGES[type(value)])
-        if not least <= value <= most:
-            zero = "0, or " if name in MAY_BE_ZERO and least > 0 else ""
-            raise ValueError(f"{name} must be {zero}from {least} to {most}, not {value}")
+    for name, hint in get_type_hints(type(config), include_extras=True).items():
+        value, bounds = getattr(config, name), bounds_in(hint)
+        if bounds and isinstance(value, int | float) and not (bounds.off and value == 0):
+            if not bounds.least <= value <= bounds.most:
+                zero = "0, or " if bounds.off else ""
+                raise ValueError(f"{name} must be {zero}from {bounds.least:g} to "
+                                 f"{bounds.most:g}, not {value}")
+
+
+def bounds_in(hint) -> Bounds | None:
+    """The Bounds of a field's type, which may be nested, as in Auto[Count]."""
+    metadata = getattr(hint, "__metadata__", ())
+    found = [x for x in metadata if isinstance(x, Bounds)]
+    found += [bounds_in(part) for part in get_args(hint)]
+    return next(filter(None, found), None)
 
 
 def require_effect(given: set[str], effects: list[tuple[str, bool, str]]) -> None:
@@ -263,13 +435,11 @@ def common_effects(c: CommonFlags, columns: bool) -> list[tuple[str, bool, str]]
          "without a GPU, where VLLM_CPU_KVCACHE_SPACE sets the engine's cache")]
 
 
-def effects(c: Flags) -> list[tuple[str, bool, str]]:
+def effects(c: Config) -> list[tuple[str, bool, str]]:
     """When a setting has an effect, and why it has none. Needs no model and no data."""
     data = ",".join(name for name in (c.data, c.eval_data) if name)
     return common_effects(c, bool(data) and is_own(data)) + [
         ("importance weight_cap mask", c.objective == "minirl", f"with objective {c.objective}"),
-        ("clip eps_low eps_high", CLIPS.get(c.objective) != "nothing",
-         f"with objective {c.objective}"),
         ("weight_cap", c.importance != "none", "with importance none, as all weights are 1"),
         ("clip eps_low eps_high", c.mini_batches > 1 or c.mask != "ratio",
          "with one mini-batch, because pi_theta is still pi_old"),
@@ -279,122 +449,15 @@ def effects(c: Flags) -> list[tuple[str, bool, str]]:
         ("eps_low eps_high", c.mask != "dppo", "with mask dppo, which bounds differences")]
 
 
-def check_sampler(c: SamplerConfig) -> None:
-    """Raises ValueError for sizes that cannot work and for settings that this sampler ignores."""
-    check_numbers(c)
-    c.validate()
-    require_effect(given_in(c, vars(SamplerConfig())), sampler_effects(c))
-
-
 def given_in(config, usual: dict) -> set[str]:
     """The names of the settings whose values differ from the usual ones."""
     return {name for name, value in vars(config).items() if value != usual[name]}
 
 
-def check(flags: Flags, usual: dict) -> None:
+def check(config: Config, usual: dict) -> None:
     """Raises ValueError, one sentence, for flags that cannot work, whatever the model is."""
-    check_numbers(flags)
-    advantage = flags.advantage or OBJECTIVES[flags.objective][0]
-    sampler = replace(flags, M=flags.M or SamplerConfig.M, advantage=advantage)
+    check_numbers(config)
+    advantage = config.advantage or OBJECTIVES[config.objective][0]
+    sampler = replace(config, M=config.M or SamplerConfig.M, advantage=advantage)
     sampler.validate()
-    require_effect(given_in(flags, usual), sampler_effects(sampler) + effects(flags))
-
-
-# ------------------------------------------------------------------------------ the command line
-def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, defaults=()):
-    """An instance of the dataclass `cls`, filled from the flags `argv` (None: of this process).
-
-    `defaults` {field: value} replace those of the class. The program ends with code 0 after --help,
-    and with code 2 if there is no such flag or value.
-    """
-    names = {f.name for f in fields(cls)}
-    usual = {name: value for name, value in dict(defaults).items() if name in names}
-    return tyro.cli(cls, args=argv, prog=prog, description=description, default=cls(**usual),
-                    config=(tyro.conf.DisallowNone,))
-
-
-@contextlib.contextmanager
-def in_one_sentence(prog: str):
-    """A ValueError inside ends the program like a wrong flag: with its sentence and code 2."""
-    try:
-        yield
-    except ValueError as problem:
-        print(f"{prog}: {problem}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def parse(argv: list[str] | None = None) -> Flags:
-    """The flags of a run. They are parsed twice if --resume or --model names a run with defaults.
-
-    Ends the program with code 2 and one sentence if they cannot work.
-    """
-    about = "minirl.py", "MiniRL with Reinforce-Ada sampling. Without flags: the tiny model"
-    with in_one_sentence(about[0]):
-        flags = parse_flags(Flags, argv, *about)
-        resolve_model(base_of(flags.model))  # ends here if there is no such model
-        name = name_of(flags)
-        stored = settings(Path("runs", name)) if flags.resume else {}
-        usual = stored or of_the_run_before(flags)
-        if usual:
-            flags = parse_flags(Flags, argv, *about, usual)
-        flags = replace(flags, name=name, model=as_model(flags.model, stored.get("model", "")))
-        if stored and checkpoints(Path("runs", name)):  # without a checkpoint nothing can be mixed
-            require_unchanged(flags, stored)
-        if usual and not stored:
-            taken = {key: usual[key] for key in usual if getattr(flags, key) == usual[key]}
-            print(f"--model is {shown(flags.model)}; unless a flag is given, the settings of its "
-                  f"run are used: {listed(taken)}")
-        # In a resumed run only the flags that may change need an effect.
-        fixed = {key: usual[key] for key in usual.keys() - (stored.keys() & RESUMABLE)}
-        check(flags, vars(Flags()) | fixed)
-    require_function(flags.reward)
-    return flags
-
-
-def parse_before_torch() -> Flags:
-    """`parse` before the slow imports, so --help, wrong flags and missing files end at once.
-
-    Ctrl-C ends those imports without a traceback. The built-in models are small and get one thread.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with quiet_end():  # minirl.py --help | head
-        flags = parse()
-    require_sets(flags.data, flags.eval_data)
-    read_template(flags.template or "none")
-    if base_of(flags.model) in TINY:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return flags
-
-
-# ------------------------------------------------------------------------------ earlier runs
-def of_the_run_before(flags: Flags) -> dict:
-    """Settings of the run that --model names, or {}; without columns if --data is another."""
-    run = run_named(flags.model)
-    before = settings(run) if run else {}
-    same = flags.data in (None, before.get("data"))
-    other = set() if same else {"data", "columns", "eval_data"}
-    other |= {"threshold"} if flags.reward or not before.get("reward") else set()
-    return {name: before[name] for name in BEGUN
-            if before.get(name, "") != "" and name not in other}
-
-
-def settings_of(config: Flags) -> dict:
-    """What config.json stores at each start, which is every setting except --resume."""
-    stored = asdict(config) | dict(edition=EDITION)
-    del stored["resume"]
-    return stored
-
-
-def require_unchanged(flags: Flags, stored: dict) -> None:
-    """Raises ValueError if a setting that decides what the logs mean has another value."""
-    now = settings_of(flags)
-    if stored.keys() != now.keys() or stored["edition"] != now["edition"]:
-        raise ValueError(f"another version has started run {flags.name}: resume it with that "
-                         "version, or choose another --name")
-    for name in sorted(now.keys() - RESUMABLE):
-        if stored[name] != now[name]:
-            raise ValueError(
-                f"run {flags.name} was started with --{name.replace('_', '-')} "
-                f"{shown(stored[name])}, not {shown(now[name])}: resume it without this flag, or "
-                "choose another --name")
+    require_effect(given_in(config, usual), sampler_effects(sampler) + effects(config))

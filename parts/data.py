@@ -1,86 +1,231 @@
-"""The problems of a run: which ones are trained on or held out, and in which order.
+r"""The problems of a run: read, sifted, held out or trained on, and in which order.
 
+    train, held_out = load_data(config, tokenizer, grader)    # with prompts
     problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin, ...
-    train, held_out = load_train_and_held_out("my.jsonl", eval_data="held-out")
 
-A printed line per set says what was dropped. Mistakes of the user raise SystemExit, one sentence.
+A file is .jsonl, .json (a list), .csv or .parquet; other names are data sets on the hub, of which
+no code is run. A row's problem and gold are in the first column of PROBLEM_KEYS and ANSWER_KEYS
+that is not empty, or in those of --columns. A printed line per set says what was read and dropped.
 """
+import csv
 import hashlib
 import json
+import os
 import random
+import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from pathlib import Path
 
-from models.problems import BUILTIN
-from parts.folder import read_json, write_safely
-from parts.models import SMOLLM, TINY
-from parts.prompts import shown_by
-from parts.sources import (
-    BENCHMARKS, HELD_OUT, expand, find_gold, find_problem, is_file, plain, read_file, read_hub,
-    require_columns, shown_columns, unread_columns, without_instruction)
-from parts.text import counted, is_text, shown
-from verifier.answers import is_one_value
-from verifier.spelling import normalize
+import numpy as np
 
+from models.problems import BUILTIN
+from parts.models import SMOLLM, TINY, ask_hub
+from parts.prompts import add_prompts
+from parts.text import FEW, counted, shown
+from verifier.answers import find_boxes
+
+BENCHMARKS = {  # the name on the command line -> hub id[:config]
+    "math500": "HuggingFaceH4/MATH-500",
+    "minerva": "math-ai/minervamath",
+    "olympiadbench": "math-ai/olympiadbench",
+    "aime24": "HuggingFaceH4/aime_2024",
+    "aime25": "math-ai/aime25",
+    "amc23": "math-ai/amc23",
+    "gsm8k": "openai/gsm8k:main",
+    "svamp": "ChilleD/SVAMP",
+    # for the Reinforce-Ada table; the last is AIME and HMMT 24+25, BRUMO and CMIMC 25, AMC 23
+    "ra-math500": "weqweasdas/math500",
+    "ra-minerva": "weqweasdas/minerva_math",
+    "ra-olympiadbench": "weqweasdas/olympiadbench",
+    "ra-aime-like": "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
+}
+GROUPS = {  # one name for several sets, with the weights of the published weighted average
+    "reinforce-ada": {
+        "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
+}
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+MEASURED = ("minerva", "ra-minerva")  # their golds are measured values, so close answers are right
+HELD_OUT = "held-out"  # as --eval-data, for a share of the training data
 HELD_OUT_SHARE = 0.1
-SHORT = 30  # letters and digits; with fewer, two different problems may have the same ones
 BUILTIN_COUNT = {"train": 6000, "test": 240}
-MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
+PROBLEM_KEYS = ("problem", "question", "prompt", "messages")
+ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "solution")
+SHORT = 30  # letters and digits; with fewer, two different problems may have the same ones
+# Published sets put one of these around a problem; they are ignored when problems are compared.
+INSTRUCTIONS = re.compile("|".join(map(re.escape, (
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.",
+    'Remember to put your answer on its own line after "Answer:".',
+    "Let's think step by step and output the final answer within \\boxed{}.",
+    "Please reason step by step, and put your final answer within \\boxed{}."))))
 
 
 @dataclass
 class Problem:
     problem: str  # the text as the data has it
-    answer: str  # gold, normalised; may be empty if --reward needs none
+    answer: str  # gold; may be empty if --reward needs none
     id: str  # source/split/row, unique among all problems of a run
     source: str  # its data set
     level: str = ""  # difficulty, if the data set has it
     prompt: str = ""  # the model's input, set by prompts.add_prompts
     prompt_ids: list[int] = field(default_factory=list)
     row: dict = field(default_factory=dict)  # all columns, if --reward needs them
-    shown: dict = field(default_factory=dict)  # the columns that a .jinja template shows
 
 
-# -------------------------------------------------------------------------------- defaults by model
-def default_data(model: str, small: bool, for_training: bool = True) -> str:
-    """The data set for training (or evaluation) if --data is not given."""
-    if model in TINY:
-        return "builtin-skills" if model == "tiny-skills" else "builtin"
-    if small:
-        return "builtin-words"
-    if not for_training:
-        return "math500"
-    if model.endswith("Qwen2.5-Math-1.5B"):  # it solves each of these in 1 to 5 of 16 attempts
-        return "RLHFlow/reinforce_ada_simple_prompt_1-5b"
-    return "agentica-org/DeepScaleR-Preview-Dataset"
+def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], str]:
+    """(training problems, held-out problems, their digest). The two share no problem."""
+    train, held_out = load_train_and_held_out(
+        config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
+    digest_of_both = digest(train, held_out)
+    check_readable(config.model, train, refuse=not (config.reward or config.train_anyway))
+    train, held_out = (
+        add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
+        for problems in (train, held_out))
+    if not config.reward:
+        check_golds(held_out, grader)
+        train = check_golds(train, grader, drop=True)
+    if config.batch_prompts > len(train):
+        print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts), but only "
+              f"{len(train)} are there to train on, so a step repeats some of them")
+    print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
+    print(f"held out: {counted(len(held_out), 'problem')}, {counted(config.eval_k, 'answer')} "
+          f"each; avg@{config.eval_k} is their mean reward, with its 95 % interval in brackets"
+          + (" (too few to see progress)" if len(held_out) < FEW else ""))
+    return train, held_out, digest_of_both
 
 
-def default_eval_data(data: str) -> str:
-    """The default of --eval-data for a policy that is trained on `data`."""
-    if data in BUILTIN:
-        return data
-    for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
-    return "math500" if for_math else HELD_OUT
+# --------------------------------------------------------------------------------------- rows
+def expand(names: str) -> list[tuple[str, int | None]]:
+    """`gsm8k,reinforce-ada` -> [(gsm8k, None), (ra-math500, 500), ...]; None: weight = size."""
+    return [pair for name in names.split(",") for pair in GROUPS.get(name, {name: None}).items()]
 
 
-def default_template(model: str, small: bool, reward: str = "") -> str:
-    """The default template of a model. With --reward the prompt is only the problem."""
-    if model in TINY or reward:
-        return "chat"
-    return "three-examples" if small else "reinforce-ada"
+def is_file(name: str) -> bool:
+    return Path(name).suffix.lower() in FILES
 
 
-# ------------------------------------------------------------------------------------ several sets
+def is_own(names: str) -> bool:
+    """Whether one of these sets is a file or on the hub, so that --columns can apply to it."""
+    return any(name not in (HELD_OUT, *BUILTIN, *BENCHMARKS) for name, _ in expand(names))
+
+
+def require_sets(*flags: str | None) -> None:
+    """Raises SystemExit for a missing file, and for a name that no set can have. Reads no rows."""
+    for name, _ in (pair for flag in filter(None, flags) for pair in expand(flag)):
+        if is_file(name):
+            if not os.path.isfile(os.path.expanduser(name)):
+                raise SystemExit(f"There is no file {shown(name)}.")
+        elif name not in (HELD_OUT, *BUILTIN):
+            hub_id(name)
+
+
+def read_file(name: str) -> list[dict]:
+    """All rows of a file."""
+    path = Path(name).expanduser()
+    try:
+        if path.suffix.lower() == ".parquet":
+            from pyarrow.parquet import read_table
+
+            return read_table(path).to_pylist()
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".csv":
+                return list(map(require_whole, csv.DictReader(file, strict=True)))
+            if path.suffix.lower() == ".json":
+                return json.load(file)
+            return [json.loads(line) for line in file if line.strip()]
+    except Exception as error:  # Arrow's errors have no common class
+        raise SystemExit(f"Cannot read {shown(name)}: {shown(error, 400)}") from None
+
+
+def require_whole(row: dict) -> dict:
+    """A row of a .csv. With an unquoted comma in a problem, its gold would be another column."""
+    if None in row:
+        raise ValueError(f"more cells than the header in {row}: quote texts with a comma")
+    return row
+
+
+def read_hub(name: str, for_training: bool):
+    """The rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
+    import datasets
+
+    repo, config, split = hub_id(name)
+    ask_hub(repo)
+    try:
+        stored = datasets.load_dataset(repo, config or None)
+    except Exception as error:
+        raise SystemExit(f"{repo} could not be loaded: {shown(error, 400)}") from None
+    splits = [split] if split else ["train"] if for_training else ["test", "train"]
+    for split in splits:
+        if split in stored:
+            return stored[split]
+    raise SystemExit(f"{repo} has no split {' or '.join(splits)}, only {', '.join(stored)}: name "
+                     f"one as {repo}@SPLIT.")
+
+
+def hub_id(name: str) -> tuple[str, str, str]:
+    """(org/name, config, split) of a benchmark or hub data set; "" for a part that is not given."""
+    full, _, split = BENCHMARKS.get(name, name).partition("@")
+    repo, _, config = full.partition(":")
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
+        raise SystemExit(
+            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(FILES)}), "
+            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
+    return repo, config, split
+
+
+# --------------------------------------------------------------------------------- problem and gold
+def find(row: dict, keys, text_of) -> tuple[str, str]:
+    """(column, text) of the first of these columns that is not empty. a.b is nested."""
+    for key in keys:
+        value = row
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if text := text_of(value):
+            return key, text
+    return "", ""
+
+
+def problem_text(value) -> str:
+    """The text of a problem; of a list of chat turns the last one of the user."""
+    if isinstance(value, list):
+        value = next((turn["content"] for turn in reversed(value) if turn["role"] == "user"), "")
+    return value if isinstance(value, str) and value.strip() else ""
+
+
+def gold_text(value) -> str:
+    r"""`so #### 12` -> 12; `hence \boxed{x}.` -> x; `$\pi$.` -> \pi; 27.0 -> 27; [a, b] -> a, b."""
+    if isinstance(value, list):
+        return ", ".join(filter(None, map(gold_text, value)))
+    if isinstance(value, float):  # a float32 of a .parquet is 1234.56 again, not 1234.56005859375
+        value = str(np.float32(value)) if np.float32(value) == value else str(value)
+        return value.removesuffix(".0")
+    text = str(value).strip() if isinstance(value, str | int) else ""
+    if boxes := find_boxes(text):
+        return boxes[-1][2] or ""
+    text = text.rpartition("####")[2].strip() if "####" in text else text
+    return "" if "\n" in text else text.strip("$").rstrip(".").strip("$")
+
+
+def problem_of(row: dict, place: str, source: str, columns: str, whole: bool) -> tuple:
+    """(the problem of a row, names of its two columns)."""
+    question, _, answer = columns.partition(",")
+    asked, problem = find(row, [question] if question else PROBLEM_KEYS, problem_text)
+    given, gold = find(row, [answer] if answer else ANSWER_KEYS, gold_text)
+    if asked == "question" and row.get("Body"):  # SVAMP has its story in another column
+        problem = f"{row['Body'].strip()} {problem}"
+    level = str(row.get("level", row.get("difficulty", "")))
+    return Problem(problem, gold, f"{source}/{place}", source, level,
+                   row=json.loads(json.dumps(row, default=str)) if whole else {}), (asked, given)
+
+
+# ---------------------------------------------------------------------------------------- sets
 def keys_of(config) -> dict:
     """columns: "QUESTION,ANSWER" of files and hub data sets, because those of other sets are fixed.
-    whole_rows: each problem keeps all its columns for the reward, and needs no gold.
-    shows: the text of a .jinja template. Each problem keeps the columns that this text names.
+    whole: each problem keeps all its columns for the reward, and needs no gold.
     """
-    return dict(columns=config.columns, whole_rows=bool(config.reward),
-                shows=shown_by(config.template))
+    return dict(columns=config.columns, whole=bool(config.reward))
 
 
 def load_problems(name: str, **how) -> list[Problem]:
@@ -89,113 +234,68 @@ def load_problems(name: str, **how) -> list[Problem]:
 
 
 def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
-              columns: str = "", **rows_for) -> list[list[Problem]]:
+              columns: str = "", whole: bool = False) -> list[list[Problem]]:
     """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
 
     `for_training` chooses the default split, which is train, or test for evaluation (train if there
     is no test). In training, a problem of an earlier set is dropped from a later one. `limit`: take
-    only this many problems of each set, the first ones. `rows_for`: the rest of `keys_of`.
+    only this many problems of each set, the first ones.
     """
-    split = "train" if for_training else "test"
-    sets, sources, seen = [], Counter(), {}
+    split, seen, sets, sources = "train" if for_training else "test", {}, [], Counter()
     for part, _ in expand(name):
-        if part in BUILTIN:
+        if part in BUILTIN:  # they have no flaws, and short texts may repeat
             rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
-            require_columns(rows[0], rows_for.get("shows", ""), part)
-            sets.append([replace(problem_of(row, part, **rows_for), id=row["id"])
-                         for row in rows])  # they have no flaws, and short texts may repeat
+            sets.append([replace(problem_of(row, "", part, "", whole)[0], id=row["id"])
+                         for row in rows])
             continue
         rows = read_file(part) if is_file(part) else read_hub(part, for_training)
-        source = Path(part).name if is_file(part) else part
-        sources[source] += 1  # marks a second file of this name in reports and ids
-        source += f"#{sources[source]}" * (sources[source] > 1)
-        named = columns if is_own(part) else ""
-        before = seen if for_training else {}
-        sets.append(sift(rows, source, split, named, limit, before, **rows_for))
+        source = Path(part).name if is_file(part) else part  # wherever the file lies
+        sources[source] += 1
+        source += f"#{sources[source]}" if sources[source] > 1 else ""
+        sets.append(sift(rows, source, split, columns if is_own(part) else "", limit,
+                         seen if for_training else {}, whole))
     return sets
 
 
-def is_own(names: str) -> bool:
-    """Whether one of these sets is a file or on the hub, so that --columns can apply to it."""
-    return any(name not in (HELD_OUT, *BUILTIN, *BENCHMARKS) for name, _ in expand(names))
-
-
-# ---------------------------------------------------------------------------------- rows of one set
-def sift(rows, source: str, split: str = "train", columns: str = "", limit: int | None = None,
-         seen: dict | None = None, whole_rows: bool = False, shows: str = "") -> list[Problem]:
-    """The rows' problems. Prints how many rows were dropped. SystemExit if none is left."""
-    problems, names, unread, dropped = [], {}, {}, Counter()
-    seen = {} if seen is None else seen
-    for index, row in enumerate(rows):
+def sift(rows, source: str, split: str, columns: str, limit, seen: dict,
+         whole: bool) -> list[Problem]:
+    """The rows' problems. Prints how many were dropped, and which columns nobody reads."""
+    problems, dropped, read, names = [], Counter(), {""}, {}
+    for place, row in enumerate(rows):
+        problem, used = problem_of(row, f"{split}/{place}", source, columns, whole)
         names |= dict.fromkeys(row)
-        problem = problem_of(row, source, f"{split}/{index}", columns, whole_rows, shows)
-        reason = flaw(problem) or double_of(problem, seen)
-        if reason:
+        read |= {key.partition(".")[0] for key in used}
+        if reason := flaw(problem, seen):
             dropped[reason] += 1
-            continue
-        problems.append(problem)
-        unread |= dict.fromkeys(unread_columns(row, columns))
+        else:
+            problems.append(problem)
         if len(problems) == limit:
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    columns = shown(", ".join(map(str, names)), 400)
     if not problems:
-        raise SystemExit(
-            f"No row of {shown(source)} can be used: {why or 'it has none'}. If its columns "
-            f"({shown(', '.join(map(str, names)), 1000)}) have other names than "
-            f"{shown(columns) or 'usual'}, use --columns QUESTION,ANSWER (a nested one as "
-            "parent.child); without golds, use --reward FILE.py:FUNCTION.")
-    require_columns(names, shows, source)
-    first = "the first " if len(problems) == limit else ""  # the rows after these were not read
-    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} of {first}"
-          f"{counted(index + 1, 'row')}{f' (dropped {why})' if why else ''}")
-    visible = names if source in BENCHMARKS else shown_columns(names, shows)
-    hidden = [name for name in unread if name not in visible]
-    if hidden:
-        print(f"data: {shown(source)}: the model does not see these columns, or turns of a chat in "
-              f"them: {shown(', '.join(hidden))}; if it needs them, a .jinja file as --template "
-              f"can show {{{{ row.{shown(hidden[0])} }}}} (docs/data.md)")
+        raise SystemExit(f"No row of {shown(source)} can be used ({why or 'it has none'}). Its "
+                         f"columns are {columns}: use --columns QUESTION,ANSWER (a nested one as "
+                         "parent.child); without golds, use --reward FILE.py:FUNCTION.")
+    print(f"data: {shown(source)}: {counted(len(problems), 'problem')}"
+          f"{f' (dropped {why})' if why else ''}, from the columns "
+          f"{', '.join(sorted(read - {''}))} of {columns}")
     return problems
 
 
-def problem_of(row: dict, source: str, place: str = "", columns: str = "",
-               whole_rows: bool = False, shows: str = "") -> Problem:
-    """The problem of a row, without any check."""
-    question, _, answer = columns.partition(",")
-    whole = in_json(row) if whole_rows or shows else {}
-    return Problem(
-        find_problem(row, question), find_gold(row, answer), f"{source}/{place}", source,
-        plain(row.get("level", row.get("difficulty"))),
-        row=whole if whole_rows else {}, shown=shown_columns(whole, shows))
-
-
-def in_json(row: dict) -> dict:
-    """A row as it is after a round trip through JSON. A number with many digits is a float."""
-    return json.loads(json.dumps(row, default=lambda value: (
-        float(value) if isinstance(value, Decimal) else plain(value))))
-
-
-def flaw(problem: Problem) -> str:
-    """Why a problem cannot be used; "" if it can."""
-    if not without_instruction(problem.problem).strip():
-        return "without a problem"
-    if not (problem.answer or problem.row):
-        return "without a gold answer"
-    text = problem.problem + problem.answer + problem.level
-    return "" if is_text(text) else "with broken characters"
-
-
-def double_of(problem: Problem, seen: dict[str, str]) -> str:
-    """Why a problem is a duplicate; "" if not. `seen`: texts and their golds, extended here.
+def flaw(problem: Problem, seen: dict[str, str]) -> str:
+    """Why a problem is dropped; "" if it is not. `seen`: texts and their golds, extended here.
 
     Several published sets have each problem 32 or 100 times, so avg@32 would become avg@1024.
     """
-    text, gold = asked(problem), problem.answer  # white space is ignored
-    if seen.get(text, gold) != gold:
-        return "with another gold than the same text before"
-    alike = "".join(text.casefold().split()) + f"={gold or text}"  # so is case, with one gold
-    if text in seen or alike in seen:
-        return "double"
-    seen |= {text: gold, alike: gold}
+    if not problem.problem:
+        return "without a problem"
+    if not (problem.answer or problem.row):
+        return "without a gold answer"
+    text = asked(problem)
+    if text in seen:
+        return "double" if seen[text] == problem.answer else "with another gold than before"
+    seen[text] = problem.answer
     return ""
 
 
@@ -256,13 +356,9 @@ def letters_of(problem: Problem) -> str:
 
 
 def asked(problem: Problem) -> str:
-    """The text by which problems are compared, with the columns that a template shows.
-
-    White space and instructions on how to answer are ignored. An accent can be a character that
-    follows its letter, as a Mac writes it, or a part of it.
-    """
-    text = unicodedata.normalize("NFC", without_instruction(problem.problem))
-    return " ".join(text.split()) + (" " + json.dumps(problem.shown) if problem.shown else "")
+    """The text by which problems are compared: without instructions and double white space."""
+    text = unicodedata.normalize("NFC", problem.problem)  # accents, as a Mac writes them
+    return " ".join(INSTRUCTIONS.sub("", text).split())
 
 
 def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]:
@@ -275,101 +371,39 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]
     return [problem for problem in train if not held & likenesses(problem)]
 
 
-def digest(problems: list[Problem]) -> str:
-    """Equal for the same questions and golds (or rows) in the same order, whatever the prompts."""
-    asked = [(p.id, p.problem, p.answer) for p in problems]
-    return f"{len(problems)} questions, {hashed(asked + [p.row for p in problems if p.row])}"
+def digest(*sets: list[Problem]) -> str:
+    """Equal for the same questions and golds in the same order, whatever the prompts."""
+    rows = [[(p.id, p.problem, p.answer) for p in problems] for problems in sets]
+    counts = " + ".join(str(len(problems)) for problems in sets)
+    return f"{counts} problems, {hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]}"
 
 
-def digest_of_prompts(problems: list[Problem]) -> str:
-    """Equal for the same prompts, which depend on the template and the tokenizer."""
-    return hashed([problem.prompt_ids for problem in problems])
-
-
-def hashed(values: list) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
-
-
-# ---------------------------------------------------------------------------- what a run remembers
-def remember(folder: Path, train: list[Problem], held_out: list[Problem],
-             begun: Path | None = None) -> None:
-    """Write problems.json in a run's folder, because the data may change before an evaluation.
-
-    If this run continues from the run `begun`, the problems that `begun` trained on count, too.
-    """
-    trained = {*read_json(begun / "problems.json")["trained"]} if begun else set()
-    write_safely(folder / "problems.json", json.dumps(dict(
-        trained=sorted(trained | {*short_hashes(train)}), held_out=[*map(asked, held_out)])))
-
-
-def short_hashes(problems: list[Problem]) -> list[str]:
-    """Hashes of the texts alone, because a trained question counts whatever columns are shown."""
-    return [fingerprint(replace(problem, shown={}))[:16] for problem in problems]
-
-
-def count_trained(folder: Path, problems: list[Problem]) -> int:
-    """Print and return how many of these problems the run trained on, even if its data changed."""
-    trained = {*read_json(folder / "problems.json")["trained"]}
-    count = sum(text in trained for text in short_hashes(problems))
-    print(f"{shown(folder)} was trained on {count} of these {counted(len(problems), 'problem')}")
-    return count
-
-
-def still_held_out(folder: Path, today: list[Problem]) -> list[Problem]:
-    """The problems of `today` that the run holds out, with their present golds, as a set.
-
-    A problem that is gone is not replaced, because another may have been trained on.
-    """
-    texts = read_json(folder / "problems.json")["held_out"]
-    there = {asked(problem): problem for problem in today}
-    still = [replace(there[text], source=HELD_OUT) for text in texts if text in there]
-    print(f"{shown(folder)} holds out {counted(len(texts), 'problem')}: {len(still)} still there")
-    if not still:
-        raise SystemExit(f"Nothing that {shown(folder)} held out is left in its data: name other "
-                         "--data, or use its --template if this shows columns of a row.")
-    return still
-
-
-# --------------------------------------------------------------------------------------- odd golds
+# ----------------------------------------------------------------------- what cannot be learnt from
 def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Problem]:
-    """Count golds that math-verify cannot read or that few answers can equal, such as `about 5`.
-
-    For training, unreadable golds are `drop`ped if others are left. In an evaluation all stay.
-    """
+    """Count golds that math-verify cannot read. For training they are `drop`ped, if others are
+    left. In an evaluation all stay, and only the same string is right."""
     readable = grader.check_golds([problem.answer for problem in problems])
-    sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
-    drop = drop and bool(sound)
     odd = [problem.answer for problem, is_sound in zip(problems, readable) if not is_sound]
-    unlikely = [problem.answer for problem in sound if problem.source not in BENCHMARKS
-                and not is_one_value(normalize(problem.answer))]
-    for golds, flaw, fate in (
-            (odd, "cannot be read by math-verify",
-             "dropped" if drop else "only the same string is right"),
-            (unlikely, "are no single number or formula",
-             "an answer must repeat the words or give all values, as in "
-             + shown(f"\\boxed{{{[*unlikely, ''][0]}}}", 80))):
-        if golds:
-            examples = ", ".join(shown(repr(gold), 80) for gold in [*dict.fromkeys(golds)][:3])
-            print(f"data: {len(golds)} of {counted(len(problems), 'gold')} {flaw}, such as "
-                  f"{examples}: {fate}")
-    return sound if drop else problems
+    if odd:
+        print(f"data: {len(odd)} of {counted(len(problems), 'gold')} cannot be read by "
+              f"math-verify, such as {shown(repr(odd[0]), 80)}")
+    sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
+    return sound if drop and sound else problems
 
 
-# ----------------------------------------------------------------- problems of a built-in model
 def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
     """Refuse (or warn of) problems if most have characters that a built-in model does not know."""
     if model not in TINY:
         return
-    like = [row["problem"] for row in BUILTIN[default_data(model, small=False)]("train", 500)]
-    foreign = [p for p in problems if not set(p.problem.strip()) <= set("".join(like))]
-    if 2 * len(foreign) <= len(problems):
-        return
-    why = (f"{model} reads only problems like {like[1]}, but {len(foreign)} of {len(problems)} "
-           f"are of another kind, such as {shown(repr(foreign[0].problem), 80)}: for English use "
-           f"--model {SMOLLM} or another real model.")
-    if refuse:
-        raise SystemExit(why)
-    print(f"WARNING: {why}")
+    built_in = "builtin-skills" if model == "tiny-skills" else "builtin"
+    known = {*"".join(row["problem"] for row in BUILTIN[built_in]("train", 500))}
+    foreign = [p.problem for p in problems if not {*p.problem.strip()} <= known]
+    if 2 * len(foreign) > len(problems):
+        why = (f"{model} reads only problems of --data {built_in}, and not such as "
+               f"{shown(repr(foreign[0]), 80)}: use --model {SMOLLM} or another real model.")
+        if refuse:
+            raise SystemExit(why)
+        print(f"WARNING: {why}")
 
 
 # ---------------------------------------------------------------------------------------- the order

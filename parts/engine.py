@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from parts.machine import build_for_cpu, threads
 from parts.policy import adapted_layers, merged_weights
-from parts.routing_replay import CpuRecorder
+from parts.routing_replay import CpuRecorder, is_supported
 from parts.text import shown
 
 MEANT = ("vLLM did not start ({}). Its gpu_memory_utilization is --engine-memory (on a CPU: "
@@ -66,11 +66,16 @@ def configure_vllm(on_cpu: bool) -> None:
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
-def seed_everything(rng: random.Random) -> None:
-    """Let `rng` decide which tokens vLLM samples."""
+def seed_all(*parts) -> random.Random:
+    """Seed torch and numpy from (seed, step, phase), so that no phase depends on an earlier one.
+
+    Thereby it decides which tokens vLLM samples. Returns a generator for Python's own choices.
+    """
+    rng = random.Random("/".join(map(str, parts)))
     state = rng.getrandbits(63)
     torch.manual_seed(state)  # its CPU build samples from torch's global state
     numpy.random.seed(state % 2**32)  # on a GPU numpy gives the seed of each request
+    return rng
 
 
 class Engine:
@@ -78,7 +83,7 @@ class Engine:
 
     `sync_mode`: "merge" reloads merged weights in place, because vLLM's LoRA kernels decode 2.7
     times slower on a CPU. "adapter" swaps the LoRA adapter, so no update is rounded into a base of
-    16 bits. `defaults_of` (parts/settle.py) chooses the default of a run.
+    16 bits. `with_defaults` (parts/config.py) chooses the default of a run.
     `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
     the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
     `architecture`: the model's config, which --sync adapter needs.
@@ -123,7 +128,7 @@ class Engine:
                temperature: float | None = None, seed: int | None = None) -> None:
         """Request one answer. `step` returns it with its `key` (any hashable).
 
-        temperature None: that of the engine. seed None: the seed comes from `seed_everything`.
+        temperature None: that of the engine. seed None: the seed comes from `seed_all`.
         """
         if not self._keys:  # at the beginning of a sampling phase
             threads().look()  # on a CPU: fewer threads if others are busy
@@ -318,3 +323,16 @@ class EngineForSampler:
     @property
     def busy(self) -> bool:
         return self.engine.busy
+
+
+def start_engine(config, model, stops: list[int]) -> Engine:
+    """vLLM with the model, whose answers end at `stops`."""
+    # 2, because the probe's texts have at least one answer token, and vLLM adds another.
+    return Engine(
+        model.path, max_model_len=config.max_prompt_tokens + max(2, config.max_tokens),
+        max_num_seqs=config.engine_sequences, temperature=config.temperature,
+        dtype=config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
+        lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,
+        sleep=config.sleep, stop_token_ids=stops, seed=config.seed,
+        routes=is_supported(model.config) and (build_for_cpu() or config.replay == "r3"),
+        architecture=model.config)

@@ -6,12 +6,10 @@ ever, even inside C code, fill the memory or crash. This is no sandbox for progr
 
     worker   one process per thread of the grader, `python -m parts.grader`: a fresh interpreter
              without CUDA and secrets. It loads the judge and handles questions (in JSON)
-    fork     a child of a worker that runs the judge, with limits of memory, CPU time and clock
+    fork     a child of a worker that judges one answer, with limits of memory, CPU time and clock
              time. The last is wide, so that a busy machine gives the same verdicts as an idle one
 
-A verdict never depends on earlier questions. With --reward, each answer is judged in a new fork.
-The verifier keeps no state except caches, so one fork judges several answers, which saves time. If
-it fails on one of them, this question is repeated in a new fork.
+A verdict never depends on earlier questions, because each answer is judged in a new fork.
 """
 import contextlib
 import functools
@@ -34,9 +32,10 @@ from statistics import fmean
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
-from parts.folder import NO_VERDICT, PART
 from parts.text import shown
 
+NO_VERDICT = ("timeout", "killed", "raised", "no_number")  # the grader failed, not the answer
+PART = "reward/"  # precedes the name of a part of the reward in all logs
 WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
 LOADING_SECONDS = 180  # by the clock
 MEMORY_BYTES = 2 ** 30
@@ -69,9 +68,9 @@ def serve() -> None:
     how = SimpleNamespace(**json.loads(client.recv_bytes()))
     client.send_bytes(json.dumps(load(how)).encode())
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the fork, too
-    question = client.recv_bytes()
     while True:
-        question = judge_in_fork(question, client, how)
+        question = client.recv_bytes()
+        client.send_bytes(json.dumps(judge_in_fork(question, client, how)).encode())
 
 
 def load(how: SimpleNamespace) -> str:
@@ -101,38 +100,24 @@ def load(how: SimpleNamespace) -> str:
     return ""
 
 
-def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> bytes:
-    """Judge it and, with the verifier, later ones in the same fork. Returns the next question."""
+def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> tuple:
+    """What the judge returns for one question, in a new process; else (status, why)."""
     ours, theirs = Pipe()
     with ours, tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True) as folder:
-        pid, used = os.fork(), False
+        pid = os.fork()
         if not pid:
-            live(theirs, folder, how, (ours, client))
+            live(question, theirs, folder, how, (ours, client))
         theirs.close()
+        answer = "timeout", f"past the time limit of {how.clock_seconds:g} s"
         try:
-            answer = put(question, ours, how)
-            while how.threshold is None and answer[0] not in NO_VERDICT:
-                client.send_bytes(json.dumps(answer).encode())
-                question, used = client.recv_bytes(), True
-                answer = put(question, ours, how)
+            if ours.poll(how.clock_seconds):
+                answer = json.loads(ours.recv_bytes(2 ** 17))
+        except ENDED:
+            answer = None
         finally:  # end the fork with all processes that it has started
             os.killpg(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if used:
-        return question
-    client.send_bytes(json.dumps(answer if answer[1:] else ending(code)).encode())
-    return client.recv_bytes()
-
-
-def put(question: bytes, fork: Connection, how: SimpleNamespace) -> tuple:
-    """What the fork's judge returns for a question; ("killed",) if the fork has ended."""
-    try:
-        fork.send_bytes(question)
-        if fork.poll(how.clock_seconds):
-            return json.loads(fork.recv_bytes(2 ** 17))
-        return "timeout", f"past the time limit of {how.clock_seconds:g} s"
-    except ENDED:
-        return "killed",
+    return answer or ending(code)
 
 
 def ending(code: int) -> tuple[str, str]:
@@ -143,8 +128,8 @@ def ending(code: int) -> tuple[str, str]:
     return "killed", f"its process ended with {end}"
 
 
-def live(worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
-    """The main loop of a fork, which judges the questions that its worker sends."""
+def live(question: bytes, worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
+    """The life of a fork, which judges one question."""
     try:
         os.setpgid(0, 0)
         os.register_at_fork(after_in_child=worker.close)  # so its own children cannot reply
@@ -155,15 +140,13 @@ def live(worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
         with contextlib.suppress(ValueError):  # a lower limit is already set
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends the fork, even inside C code
-        while True:
-            question = json.loads(worker.recv_bytes())
-            try:
-                answer = json.dumps(how.judge(*question))
-            except MemoryError:
-                answer = json.dumps(["killed", "out of memory: it may take 1 GB"])
-            except BaseException as error:
-                answer = json.dumps(["raised", f"{type(error).__name__}: {error}"[:200]])
-            worker.send_bytes(answer.encode())
+        try:
+            answer = json.dumps(how.judge(*json.loads(question)))
+        except MemoryError:
+            answer = json.dumps(["killed", "out of memory: it may take 1 GB"])
+        except BaseException as error:
+            answer = json.dumps(["raised", f"{type(error).__name__}: {error}"[:200]])
+        worker.send_bytes(answer.encode())
     finally:
         os._exit(1)
 

@@ -230,3 +230,16 @@ def head_gradient_norm(policy, row: Sequence, temperature: float, chunk: int = 1
         E = onehot_minus(logp.exp_(), target_T[at]).mul_(slope)  # [chunk, vocabulary]
         gradient.addmm_(E.T, h_T[at].float())
     return gradient.norm().item()
+
+
+def try_largest_batch(run) -> None:
+    """Run the largest possible micro-batch, so that a lack of memory shows up now."""
+    config = run.config
+    context = config.max_prompt_tokens + config.max_tokens
+    count = max(1, config.micro_tokens // context)
+    rows = [Sequence([0] * context, prompt_length=1) for _ in range(count)]
+    run.engine.sleep()
+    lp_T, _ = token_logprobs(run.policy, rows, config.temperature)
+    run.policy.loss_scale.scale(lp_T.mean()).backward()
+    run.policy.zero_grad(set_to_none=True)
+    run.engine.wake()

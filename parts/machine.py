@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-from parts.text import counted, duration
+from parts.text import counted
 
 OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 supports (T4)
 BFLOAT16_CARD = (8, 0)  # that of the oldest cards that compute in bfloat16
@@ -255,66 +255,3 @@ def bytes_needed(settings, model) -> tuple[float, float]:
                  for name, p in model.named_parameters() if ".layers." in name)
     fixed = LIBRARIES + cpu_cache() * GB + logits + per_weight * model.num_parameters()
     return fixed, KEPT * layers / config.hidden_size * max(BYTES[settings.dtype], 3)
-
-
-# ------------------------------------------------------------------------------ how long?
-def measured_speeds(seconds: float = 1.0) -> tuple[float, float]:
-    """(operations of matrix products per second, bytes of weights read per second).
-
-    Each takes half of `seconds`. Other programs slow it down as they will slow down the run.
-    """
-    import torch
-
-    square = torch.ones(1024, 1024)
-    tall, row = torch.ones(16384, 4096), torch.ones(4096)
-    products = repeats(lambda: square @ square, seconds / 2)
-    readings = repeats(lambda: tall @ row, seconds / 2)  # as for each token of an answer
-    return products * 2 * 1024**3, readings * tall.nbytes
-
-
-def repeats(work, seconds: float) -> float:
-    """How often `work` runs per second."""
-    start, count = time.perf_counter(), 0
-    while not count or time.perf_counter() < start + seconds:
-        work()
-        count += 1
-    return count / (time.perf_counter() - start)
-
-
-def seconds_of_step(parameters: int, sampled: int, engine_steps: int, trained: int,
-                    speeds: tuple[float, float], bytes_per_weight: int) -> float:
-    """Time of a step with these numbers of sampled and trained tokens.
-
-    A token costs 2 operations per parameter in the engine and 6 in the trainer, and each step of
-    the engine reads all weights.
-    """
-    operations_per_second, bytes_per_second = speeds
-    operations = parameters * (2 * sampled + 6 * trained)
-    read = parameters * engine_steps * bytes_per_weight
-    return operations / operations_per_second + read / bytes_per_second
-
-
-def worst_case(c) -> tuple[int, int, int]:
-    """(tokens sampled, engine steps, tokens trained) of the longest step that settings `c` allow.
-
-    In it every prompt takes all rounds, and prompts and answers have their maximum lengths.
-    """
-    rule, tries = c.rule, 1 + c.rule.refills
-    rounds = [rule.round_size] * rule.max_rounds * tries  # one after the other
-    rounds += [c.M] * (rule.allocates == "by pilots")
-    answers = c.batch_prompts * sum(rounds)
-    waves = sum(math.ceil(c.batch_prompts * size / c.engine_sequences) for size in rounds)
-    prompts = c.batch_prompts * tries * c.max_prompt_tokens  # each is read once
-    rows = c.batch_prompts * rule.rows_per_prompt
-    return (answers * c.max_tokens + prompts, waves * c.max_tokens,
-            rows * (c.max_prompt_tokens + c.max_tokens))
-
-
-def longest_step(c, parameters: int, speeds: tuple[float, float]) -> str:
-    """A line with the longest time that a step can take and the flags that shorten it."""
-    sampled, engine_steps, trained = worst_case(c)
-    seconds = seconds_of_step(parameters, sampled, engine_steps, trained, speeds,
-                              BYTES[c.rollout_dtype])
-    return (f"on this CPU a step can take up to {duration(seconds)}, if it samples all of "
-            f"{sampled:,} tokens and trains on {trained:,}: lower --max-tokens, --batch-prompts, "
-            "--M, --N or --n, or take a smaller --model")

@@ -197,9 +197,9 @@ def rounded(values: list[float], decimals: int = DECIMALS) -> list[float | None]
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-def watch(groups: list, run) -> str:
+def watch(groups: list, history, run) -> str:
     """Warn of problems in the last step. Returns why the run has to end, or ""."""
-    row = run.history[-1]  # the step's line of metrics.jsonl
+    row = history[-1]  # the step's line of metrics.jsonl
     step, ess = row["step"], row.get("weight_ess", 1.0)
     if ess < FEW_WEIGHTS:
         tqdm.write(f"WARNING, step {step}: the effective sample size of the trained tokens is "
@@ -210,7 +210,7 @@ def watch(groups: list, run) -> str:
                        "(--rollout-dtype, --kv-cache-dtype)"))
     if failed := no_verdicts(groups, run.config.reward):
         tqdm.write(f"WARNING, step {step}: {failed}")
-    return why_broken(run.history, run.policy.loss_scale) or why_hopeless(row, groups, run)
+    return why_broken(history, run.policy.loss_scale) or why_hopeless(row, groups, run)
 
 
 def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:

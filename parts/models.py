@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parts.sources import ask_hub
 from parts.text import shown
 
 TINY = ("tiny", "tiny-moe", "tiny-skills")  # built in, made by models/make.py
@@ -32,7 +31,7 @@ FAMILIES = (  # can be trained; tests/test_agreement.py compares each with the e
 class Model:
     """A model before its weights are read."""
 
-    base: str  # the name of the model before all training
+    base: str  # the name on the command line
     path: str  # a folder or hub id that transformers and vLLM can load
     config: Any  # transformers' form of its config.json, which is read once
 
@@ -59,13 +58,13 @@ def resolve_model(name: str) -> str:
                      "(org/name), or --model tiny.")
 
 
-def find_model(base: str, name: str) -> Model:
-    """The model `name`, which was trained from `base`. Raises SystemExit if there is none."""
+def find_model(name: str) -> Model:
+    """The model `name` of the command line. Raises SystemExit if there is none."""
     from transformers import AutoConfig
 
     path = fetch_model(name)
     with loading("model", path):
-        return Model(base, path, AutoConfig.from_pretrained(path, trust_remote_code=False))
+        return Model(name, path, AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
 def fetch_model(name: str) -> str:
@@ -76,6 +75,26 @@ def fetch_model(name: str) -> str:
     if not os.path.isdir(path):
         ask_hub(path, "model")  # ends here if the hub does not have it
     return path
+
+
+def ask_hub(repo: str, kind: str = "dataset") -> None:
+    """Raises SystemExit if the hub has no such data set or model. If the hub does not answer, only
+    the cache is used from then on, because the hub's libraries would try again for minutes."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=10)
+    except errors.RepositoryNotFoundError:
+        raise SystemExit(
+            f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
+    except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or no answer before
+        pass
+    except Exception as error:  # no network, a time-out, a proxy's page, ...
+        print(f"the hub does not answer ({shown(error) or type(error).__name__}), so only this "
+              "machine's cache is used")
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
 def require_context(model: Model, max_prompt_tokens: int, max_tokens: int) -> None:

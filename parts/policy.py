@@ -1,17 +1,13 @@
 """The policy: a frozen model with a LoRA adapter, which is trained, stored, loaded or merged."""
 import functools
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from torch.nn import functional
 
-from parts.folder import digest_of, read_json, rename, step_of
+from parts.files import read_json
 from parts.machine import BFLOAT16_CARD, capability
-from parts.models import fetch_model, load_model, load_tokenizer, require_weights
-from parts.prompts import stop_ids
-from parts.provenance import MERGED, run_named, settings
+from parts.models import load_model
 from parts.routing_replay import ROUTERS, RoutingReplay
 from parts.text import listed, shown
 
@@ -45,6 +41,20 @@ def load_policy(path: str, *, dtype: str, rank: int, alpha: int, seed: int, devi
     if checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
+
+
+def make_optimizer(policy, config):
+    """AdamW on the adapter's weights, and the schedule of its learning rate.
+
+    The rate rises linearly over `warmup_steps` optimizer steps, because AdamW's averages are
+    unreliable at first. Then it is constant, because `--resume --steps` can change the last step.
+    """
+    weights = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=config.lr, weight_decay=0.0)
+    warmup = max(config.warmup_steps, 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / warmup))
+    return optimizer, schedule
 
 
 def adapted_layers(config) -> list[str]:
@@ -193,91 +203,3 @@ def misfit(policy, adapter: str) -> str:
     if not all(weight.isfinite().all() for weight in loaded.values()):
         return "it holds numbers that are not finite, so take an earlier checkpoint"
     return ""
-
-
-# ------------------------------------------------------------------------------ merged
-def merged_model(name: str) -> str:
-    """`name`. runs/NAME/merged/step-XXXXXX is first made from this checkpoint, once, in float32.
-
-    Raises SystemExit if the run now has another checkpoint of this step, because runs that started
-    from the merged one would have another base.
-    """
-    out = Path(name)
-    if out.parent.name != MERGED or not (run := run_named(name)):
-        return name
-    checkpoint = run / "checkpoints" / out.name
-    if not out.exists():
-        if not checkpoint.exists():
-            raise SystemExit(f"{shown(out)} is gone, and so is the checkpoint that it came "
-                             "from: restore one of them.")
-        write_merged(str(checkpoint), out, "float32", read_in=settings(run)["dtype"])
-    adapter, made = checkpoint / "adapter_model.safetensors", read_json(out / "config.json")
-    if adapter.exists() and made["minirl"]["adapter"] != digest_of(adapter):
-        raise SystemExit(f"{shown(out)} was made from another adapter of step {step_of(out)}: "
-                         "remove it, unless another run has started from it.")
-    return name
-
-
-def write_merged(adapter: str, out: Path, dtype: str, read_in: str = "") -> None:
-    """Write the model of a run's checkpoint, W + scale * B A for every adapted W, to a new folder.
-
-    PEFT adds in float32. Then the sum is rounded once, here to `dtype` or later to `read_in`. The
-    folder has the tokenizer of the base, all end tokens, and the lengths of the training. Raises
-    SystemExit if it cannot be written; then nothing of it is left.
-    """
-    from transformers import GenerationConfig
-
-    trained_with = settings(run_named(adapter))
-    path = fetch_model(merged_model(trained_with["model"]))
-    require_weights(path)
-    tokenizer = load_tokenizer(path)
-    ends = stop_ids(path, tokenizer, trained_with["template"], trained_with.get("stop", ""))
-    policy, _ = load_adapter(path, adapter, trained_with["dtype"])
-    policy.float()
-    say_what_is_left(policy, read_in or dtype)
-    model = policy.merge_and_unload().to(getattr(torch, dtype))
-    ends = ends if len(ends) > 1 else ends[0]  # some programs read only one
-    model.config.eos_token_id = ends
-    model.config.minirl = dict(
-        max_prompt_tokens=trained_with["max_prompt_tokens"], max_tokens=trained_with["max_tokens"],
-        adapter=digest_of(Path(adapter, "adapter_model.safetensors")))
-    model.generation_config = GenerationConfig(
-        eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, top_k=0,
-        temperature=trained_with["temperature"], max_new_tokens=trained_with["max_tokens"])
-    save_model(model, tokenizer, out)
-    print(f"{shown(out)}: the base model with the adapter of {shown(adapter)}, in {dtype}")
-
-
-def say_what_is_left(policy, dtype: str) -> None:
-    """Print how much of the update is left when W + dW is rounded: <rounded - W, dW> / <dW, dW>."""
-    if dtype == "float32":
-        return
-    left, whole = 0.0, 0.0
-    for module in policy.base_model.model.modules():
-        if hasattr(module, "get_delta_weight"):
-            base, update = module.get_base_layer().weight, module.get_delta_weight("default")
-            rounded = (base + update).to(getattr(torch, dtype)).float()
-            left += ((rounded - base) * update).sum().item()
-            whole += update.square().sum().item()
-    share = left / whole if whole else 1.0
-    advice = "; --dtype float32, with a new folder or --name, keeps all of it" * (share < 0.95)
-    print(f"{share:.1%} of the update is left in {dtype}{advice}")
-
-
-def save_model(model, tokenizer, out: Path) -> None:
-    """Write the folder completely or not at all. Raises SystemExit if it cannot be written."""
-    from safetensors import SafetensorError
-
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as place:
-            writing = Path(place, out.name)
-            model.save_pretrained(writing)
-            tokenizer.save_pretrained(writing)
-            for weights in writing.glob("*.safetensors"):  # only their owner could read them
-                shutil.copymode(writing / "config.json", weights)
-            if not (out / "config.json").exists():  # else another program has written it
-                rename(writing, out)
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, in three libraries
-        raise SystemExit(f"Could not write {shown(out)} ({shown(error)}): no incomplete folder is "
-                         "left, and the run is unchanged.") from error

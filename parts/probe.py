@@ -8,6 +8,7 @@ import math
 
 import torch
 
+from parts.engine import seed_all
 from parts.logprobs import Sequence, micro_batches, token_logprobs
 
 TOKENS = 2048  # in all texts with prompts, so that a check takes about 1 % of a step on a GPU
@@ -108,3 +109,13 @@ class Probe:
         for p in second:
             p.data.zero_()
         self.engine.sync(self.policy)
+
+
+def start_probe(config, engine, policy, held_out: list) -> Probe:
+    """The probe, with texts that the engine writes now, from the base weights."""
+    seed_all(config.seed, "probe")
+    bounds = tolerances(
+        config.dtype, config.rollout_dtype, config.kv_cache_dtype, bool(policy.routing))
+    # - 1, because vLLM adds a token to a text that it scores.
+    return Probe(engine, policy, held_out[:64], tolerances=bounds,
+                 max_tokens=max(1, config.max_tokens - 1), temperature=config.temperature)

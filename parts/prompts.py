@@ -15,8 +15,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
-from parts.folder import read_json
-from parts.sources import without_instruction
+from parts.files import read_json
 from parts.text import counted, shown
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -52,9 +51,10 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
 
     Raises SystemExit for a template that cannot be used, and if no problem of a set is left.
     """
-    report_control_tokens(problems, tokenizer)
-    rows = [problem.shown for problem in problems]
-    prompts = make_prompts(tokenizer, template, without_doubled(problems, template), rows)
+    prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
+    special = re.compile("|".join(map(re.escape, [*tokenizer.all_special_tokens, *TURN_MARKERS])))
+    if marked := [p.problem for p in problems if special.search(p.problem)]:
+        print(f"WARNING: {len(marked)} problems have control tokens: {shown(repr(marked[0]), 80)}")
     start = start_ids(tokenizer, template, prompts[0])
     ids = [start + tokens for tokens in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
     short = [replace(problem, prompt=prompt, prompt_ids=tokens)
@@ -88,88 +88,37 @@ def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
     return whole[:whole.index(bare[0])]
 
 
-# ---------------------------------------------------------------------------------------- problems
-def report_control_tokens(problems: list, tokenizer) -> None:
-    """Count problems with special tokens of this tokenizer or turn markers of another one."""
-    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    pattern = re.compile("|".join(map(re.escape, [*special, *TURN_MARKERS])))
-    texts = [problem.problem + json.dumps(problem.shown, ensure_ascii=False) * bool(problem.shown)
-             for problem in problems]
-    matches = [match for match in map(pattern.search, texts) if match]
-    if matches:
-        first = matches[0]
-        around = first.string[max(0, first.start() - 20):first.end() + 40]
-        print(f"WARNING: there are control tokens in {len(matches)} of "
-              f"{counted(len(problems), 'problem')}, such as {shown(first[0])} in "
-              f"{shown(repr(around))}. The model reads those of its tokenizer as control tokens. "
-              "Remove them from the data, or use --template none if each problem is a whole "
-              "prompt")
-
-
-def without_doubled(problems: list, template: str) -> list[str]:
-    """The problems' texts, without the instructions of published sets if the template gives one.
-
-    With --reward the whole text stays, because the reward function may use it.
-    """
-    texts = [problem.problem for problem in problems]
-    turns, _ = read_template(template)
-    gives_one = any("\\boxed{}" in text for _, text in turns or [])
-    if not gives_one or problems[0].row:
-        return texts
-    bare = [without_instruction(text) for text in texts]
-    changed = sum(one != other for one, other in zip(texts, bare))
-    if changed:
-        print(f"data: removed the instruction on how to answer from {changed} of "
-              f"{counted(len(texts), 'problem')}, because --template {shown(template)} gives one")
-    return bare
-
-
 # --------------------------------------------------------------------------------------- templates
-def make_prompts(tokenizer, template: str, texts: list[str], rows: list[dict]) -> list[str]:
-    """The prompt of each text. `rows`: for each problem the columns that a .jinja file shows.
+def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
+    """The prompt of each text. Raises SystemExit if the template fails or shows no problem.
 
-    Templates are programs by other people, which transformers renders in a sandbox. Raises
-    SystemExit if one fails, refuses a system turn, or makes the same prompt for every problem.
+    Templates are programs by other people, which transformers renders in a sandbox.
     """
     turns, source = read_template(template)
     if turns is None:
         return texts
-    why = ""
     try:
-        prompts = [render(tokenizer, turns, source, *both) for both in zip(texts, rows)]
+        prompts = [render(tokenizer, turns, source, text) for text in texts]
     except Exception as error:  # any error of Jinja, or of Python inside a template
-        where = f"line {error.lineno}, " if getattr(error, "lineno", None) else ""
-        why = f"cannot be rendered ({where}{type(error).__name__}: {shown(error)})"
-    if not why and texts[0].strip() not in prompts[0]:
-        hidden = f"does not show the problem, such as {shown(repr(texts[0]), 80)}"
-        if len({*prompts}) > 1:
-            print(f"WARNING: {shown(template)} {hidden}: write {{{{ problem }}}} into it, unless "
-                  "a column shows the same")
-        else:
-            why = hidden
-    if why:
-        raise SystemExit(
-            f"--template {shown(template)} {why}: use none, which needs no chat template, chat, "
-            "which has no system turn, or a .jinja file that shows {{ problem }}.")
+        raise SystemExit(f"--template {shown(template)} cannot be rendered ({shown(error)}): use "
+                         "none, which needs no chat template, or chat, which has no system turn."
+                         ) from None
+    if texts[0].strip() not in prompts[0]:
+        raise SystemExit(f"--template {shown(template)} does not show the problem: write "
+                         "{{ problem }} into it.")
     return prompts
 
 
-def render(tokenizer, turns: list, source: str, problem: str, row: dict) -> str:
+def render(tokenizer, turns: list, source: str, problem: str) -> str:
     """The prompt of one problem, with the Jinja `source` or the tokenizer's chat template."""
     chat = [{"role": role, "content": text.replace("{problem}", problem)} for role, text in turns]
-    jinja = dict(chat_template=source + "\n", problem=problem, row=row) if source else {}
+    jinja = dict(chat_template=source + "\n", problem=problem) if source else {}
     return tokenizer.apply_chat_template(  # Jinja drops a newline, so the file's last one stays
         chat, tokenize=False, add_generation_prompt=True, strftime_now=DAY.strftime, **jinja)
 
 
 def is_jinja(template: str) -> bool:
     return Path(template).suffix in (".jinja", ".jinja2", ".j2")
-
-
-def shown_by(template: str) -> str:
-    """The text of a .jinja file that shows columns of a problem's row; "" for other templates."""
-    source = read_template(template)[1] if is_jinja(template) else ""
-    return source if re.search(r"\brow\b", source) else ""
 
 
 def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str]:
@@ -232,7 +181,7 @@ def end_of_turn(tokenizer, template: str) -> str | None:
     text = ""
     with contextlib.suppress(Exception):  # a template for prompts only may refuse an answer
         text = tokenizer.apply_chat_template(
-            chat, tokenize=False, problem="QUESTION", row={}, **jinja)
+            chat, tokenize=False, problem="QUESTION", **jinja)
     _, answer, after = text.rpartition("ANSWER")
     tokens = [token for token in tokenizer.get_added_vocab() if after.lstrip().startswith(token)]
     return max(tokens, key=len, default=None) if answer else None

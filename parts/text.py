@@ -51,8 +51,8 @@ def direction(one: dict) -> str:
     return "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
 
 
-def verdict(one: dict, than: str, trained: int = 0) -> str:
-    """A paired difference in words. `trained`: how many of the problems were trained on."""
+def verdict(one: dict, than: str) -> str:
+    """A paired difference in words."""
     outcome, questions = direction(one), one["questions"]
     few = f"little can be concluded from {counted(questions, 'problem')}"
     alike = one["ci_low"] == one["ci_high"]  # then there is no interval
@@ -67,15 +67,7 @@ def verdict(one: dict, than: str, trained: int = 0) -> str:
         why = f"the whole 95% interval is {side} 0"
         why = "all problems have the same difference" if alike else why
         said = f"The model is {outcome} than {than}, because {why}."
-    if trained:
-        said += (f" But {trained} of these {questions} problems were trained on, so this says "
-                 "little about new problems.")
     return said
-
-
-def is_text(text: str) -> bool:
-    """Whether it can be encoded and tokenized. Half of a UTF-16 pair, as in JSON, cannot."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 @contextlib.contextmanager
@@ -98,11 +90,3 @@ def quiet_end():
 
 def listed(settings: dict) -> str:
     return ", ".join(f"{name} = {shown(value)}" for name, value in settings.items())
-
-
-def duration(seconds: float) -> str:
-    """`40 seconds`, `7 minutes`: in the largest unit of which there are at least two."""
-    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= 2 * size:
-            return counted(round(seconds / size), unit)
-    return counted(max(1, round(seconds)), "second")

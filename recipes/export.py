@@ -6,11 +6,15 @@ The adapter alone needs no export, because every folder in runs/NAME/checkpoints
 (docs/after_training.md).
 """
 import argparse
+import shutil
+import tempfile
 from pathlib import Path
 
+from parts.run_folder import find_adapter, run_of, settings
 from parts.data import HELD_OUT
-from parts.policy import write_merged
-from parts.provenance import find_adapter, run_named, settings
+from parts.files import rename
+from parts.models import fetch_model, load_tokenizer
+from parts.prompts import stop_ids
 from parts.text import shown
 
 
@@ -19,10 +23,10 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     if out.is_file() or out.exists() and any(out.iterdir()):
         raise SystemExit(f"{shown(out)} exists already: name another folder.")
     adapter = find_adapter(place)
-    run = settings(run_named(adapter))
+    run = settings(run_of(adapter))
     if not run:
         raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
-    write_merged(adapter, out, dtype or run["dtype"])
+    write_merged(adapter, run, out, dtype or run["dtype"])
     own = run["eval_data"] == HELD_OUT  # then the whole file would be mostly trained problems
     asked = f"--template {run['template']} --max-prompt-tokens {run['max_prompt_tokens']}"
     print(f"evaluate it with: python eval.py --model {shown(out)} "
@@ -32,6 +36,65 @@ def export(place: str, out: Path, dtype: str = "") -> None:
         print(f"FILE must have other problems than {shown(run['data'])}, because the run was "
               "trained on most of these. For those that it held out: python eval.py --adapter "
               f"{shown(place)}")
+
+
+def write_merged(adapter: str, trained_with: dict, out: Path, dtype: str) -> None:
+    """Write the model of a run's checkpoint, W + scale * B A for every adapted W, to a new folder.
+
+    PEFT adds in float32. Then the sum is rounded once, to `dtype`. The folder has the tokenizer of
+    the base, all end tokens, and the lengths of the training.
+    """
+    import torch
+    from transformers import GenerationConfig
+
+    from parts.policy import load_adapter
+
+    path = fetch_model(trained_with["model"])
+    tokenizer = load_tokenizer(path)
+    ends = stop_ids(path, tokenizer, trained_with["template"], trained_with["stop"])
+    policy, _ = load_adapter(path, adapter, trained_with["dtype"])
+    policy.float()
+    say_what_is_left(policy, dtype)
+    model = policy.merge_and_unload().to(getattr(torch, dtype))
+    ends = ends if len(ends) > 1 else ends[0]  # some programs read only one
+    model.config.eos_token_id = ends
+    model.config.minirl = dict(
+        max_prompt_tokens=trained_with["max_prompt_tokens"], max_tokens=trained_with["max_tokens"])
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, top_k=0,
+        temperature=trained_with["temperature"], max_new_tokens=trained_with["max_tokens"])
+    save_model(model, tokenizer, out)
+    print(f"{shown(out)}: the base model with the adapter of {shown(adapter)}, in {dtype}")
+
+
+def say_what_is_left(policy, dtype: str) -> None:
+    """Print how much of the update is left when W + dW is rounded: <rounded - W, dW> / <dW, dW>."""
+    if dtype == "float32":
+        return
+    import torch
+
+    left, whole = 0.0, 0.0
+    for module in policy.base_model.model.modules():
+        if hasattr(module, "get_delta_weight"):
+            base, update = module.get_base_layer().weight, module.get_delta_weight("default")
+            rounded = (base + update).to(getattr(torch, dtype)).float()
+            left += ((rounded - base) * update).sum().item()
+            whole += update.square().sum().item()
+    share = left / whole if whole else 1.0
+    advice = "; --dtype float32 keeps all of it" if share < 0.95 else ""
+    print(f"{share:.1%} of the update is left in {dtype}{advice}")
+
+
+def save_model(model, tokenizer, out: Path) -> None:
+    """Write the folder completely or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as place:
+        writing = Path(place, out.name)
+        model.save_pretrained(writing)
+        tokenizer.save_pretrained(writing)
+        for weights in writing.glob("*.safetensors"):  # only their owner could read them
+            shutil.copymode(writing / "config.json", weights)
+        rename(writing, out)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,12 @@ import tyro
 
 from ada_sampler import collect, keep, set_advantages
 from parts import config as minirl_flags
-from parts import folder as folders
-from parts.config import (Flags, Settings, check_numbers, given_in, in_one_sentence,
-                          require_effect)
+from parts import files
+from parts.config import (Config, check_numbers, given_in, in_one_sentence, require_effect,
+                          settings_of, settle)
 from parts.machine import build_for_cpu
-from parts.provenance import settings
+from parts.run_folder import (checkpoints, claim, drop_older, note_start, settings,
+                              step_of)
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate and torchrun
 FIRST = os.environ.get("RANK", "0") == "0"  # this process writes and prints for all
@@ -57,7 +58,7 @@ class TRL:
     """further settings of TRL's GRPOConfig, as JSON, such as '{"loss_type": "cispo"}'"""
 
 
-def parse(argv: list[str] | None = None) -> tuple[TRL, Flags]:
+def parse(argv: list[str] | None = None) -> tuple[TRL, Config]:
     """The recipe's flags and those of minirl.py. A resumed run has its earlier ones.
 
     FSDP and DeepSpeed split the adapter, so the engine gets merged weights.
@@ -70,16 +71,16 @@ def parse(argv: list[str] | None = None) -> tuple[TRL, Flags]:
         before = settings(Path("runs", flags.name)) if flags.resume else {}
         if not before:
             check(recipe, flags)
-        elif folders.checkpoints(Path("runs", flags.name)):  # else nothing can be mixed
+        elif checkpoints(Path("runs", flags.name)):  # else nothing can be mixed
             recipe = recipe_before(flags) if recipe == TRL() else recipe
             require_unchanged(recipe, flags, before)
     return recipe, flags
 
 
-def check(recipe: TRL, flags: Flags) -> None:
+def check(recipe: TRL, flags: Config) -> None:
     """Raises ValueError, one sentence, for flags that TRL cannot use, whatever the model is."""
     check_numbers(recipe)
-    require_effect(given_in(flags, vars(Flags())), [
+    require_effect(given_in(flags, vars(Config())), [
         (UNREAD, False, "in TRL, which has its settings in --trl"),
         ("lora_rank lora_alpha", not recipe.full, "with full")])
     if flags.sync != "merge":
@@ -93,16 +94,16 @@ def check(recipe: TRL, flags: Flags) -> None:
                          "ignores the last two without a message")
 
 
-def needs_gpu(flags: Flags) -> bool:
+def needs_gpu(flags: Config) -> bool:
     return flags.dtype == "float16" or SHARDED != "nothing"
 
 
-def recipe_before(flags: Flags) -> TRL:
+def recipe_before(flags: Config) -> TRL:
     file = Path("runs", flags.name, "trl.json")
-    return TRL(**folders.read_json(file)) if file.exists() else TRL()
+    return TRL(**files.read_json(file)) if file.exists() else TRL()
 
 
-def require_unchanged(recipe: TRL, flags: Flags, before: dict) -> None:
+def require_unchanged(recipe: TRL, flags: Config, before: dict) -> None:
     """Raises ValueError if --resume changes a setting that TRL takes from the checkpoint."""
     now = dict(lr=flags.lr, keep_every=flags.keep_every)
     if recipe != recipe_before(flags) or now != {name: before[name] for name in now}:
@@ -110,7 +111,7 @@ def require_unchanged(recipe: TRL, flags: Flags, before: dict) -> None:
                          "resume the run without them")
 
 
-def require_shares(recipe: TRL, c: Settings) -> None:
+def require_shares(recipe: TRL, c: Config) -> None:
     """Raises SystemExit if the processes would get unequal shares of a step."""
     rows = c.batch_prompts * c.n // WORLD  # of a process
     mini = rows // c.mini_batches
@@ -121,7 +122,7 @@ def require_shares(recipe: TRL, c: Settings) -> None:
             f"processes, mini_batches = {c.mini_batches} and micro_rows = {recipe.micro_rows}")
 
 
-def trl_settings(recipe: TRL, c: Settings):
+def trl_settings(recipe: TRL, c: Config):
     """TRL's GRPOConfig, from the flags and with MiniRL's objective, which --trl may change."""
     from trl import GRPOConfig
 
@@ -171,13 +172,14 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from parts.data import load_data
+from parts.engine import start_engine
 from parts.metrics import summarize
 from parts.policy import adapted_layers
 from parts.routing_replay import is_supported
 from parts.models import load_tokenizer
 from parts.prompts import stop_ids
-from parts.run import before_the_engine, load_data, python, say_how_to_resume, start_engine
-from parts.settle import settle_here
+from parts.log import python, say_how_to_resume
 from rewards import open_grader
 
 
@@ -190,7 +192,7 @@ class AdaTrainer(GRPOTrainer):
 
     probe = None
 
-    def __init__(self, config: Settings, engine, problems: list, grader, **rest):
+    def __init__(self, config: Config, engine, problems: list, grader, **rest):
         self.config, self.engine, self.problems, self.grader = config, engine, problems, grader
         data = Dataset.from_list([dict(prompt=problem.prompt, place=place)
                                   for place, problem in enumerate(problems)])
@@ -259,20 +261,20 @@ class Keeper(TrainerCallback):
     incomplete one has no such name. Keeps the newest two and every --keep-every-th.
     """
 
-    def __init__(self, recipe: TRL, config: Settings):
+    def __init__(self, recipe: TRL, config: Config):
         self.recipe, self.config, self.folder = recipe, config, Path("runs", config.name)
 
     def on_log(self, args, state, control, logs, **_) -> None:
         if FIRST and "loss" in logs:
-            folders.append(self.folder / "metrics.jsonl", dict(step=self.step(state), **logs))
+            files.append(self.folder / "metrics.jsonl", dict(step=self.step(state), **logs))
 
     def on_save(self, args, state, control, **_) -> None:
         PartialState().wait_for_everyone()
         if FIRST:
             step, every = self.step(state), self.config.keep_every
             written = Path(args.output_dir, f"checkpoint-{state.global_step}")
-            named = folders.rename(written, written.with_name(f"step-{step:06d}"))
-            folders.drop_older(self.folder, every)
+            named = files.rename(written, written.with_name(f"step-{step:06d}"))
+            drop_older(self.folder, every)
             if step == self.config.steps or every and not step % every:
                 kind = "model" if self.recipe.full else "adapter"
                 print(f"saved; evaluate it with {python()} eval.py --{kind} {named}")
@@ -282,25 +284,27 @@ class Keeper(TrainerCallback):
         return -(-state.global_step // self.config.mini_batches)
 
 
-def before_training(recipe: TRL, flags: Flags, grader) -> SimpleNamespace:
-    """Settings, model files, problems, newest checkpoint. Only the first process locks the folder.
+def before_training(recipe: TRL, flags: Config, grader) -> SimpleNamespace:
+    """Config, model files, problems, newest checkpoint. Only the first process locks the folder.
 
     Raises SystemExit, one sentence, before the engine starts if a setting cannot work.
     """
     PartialState(cpu=build_for_cpu())  # joins the processes, or no broadcast reaches them
+    folder = Path("runs", flags.name)
+    lock = claim(folder, flags.resume) if FIRST else None
+    config, model = settle(flags)
+    tokenizer = load_tokenizer(model.path)
+    train, _, digest = load_data(config, tokenizer, grader)
+    start = SimpleNamespace(
+        config=config, model=model, tokenizer=tokenizer, train=train, lock=lock,
+        stops=stop_ids(model.path, tokenizer, config.template, config.stop),
+        newest=next(reversed(checkpoints(folder)), None) if FIRST else None)
     if FIRST:
-        start = before_the_engine(flags, grader)
-        folders.write_safely(start.folder / "trl.json", json.dumps(asdict(recipe)))
-        last = folders.step_of(start.newest) if start.newest else 0
-        folders.keep_rows(start.folder / "metrics.jsonl",
-                          lambda row: folders.has_step(row) and row["step"] <= last)
-    else:
-        config, model = settle_here(flags)
-        tokenizer = load_tokenizer(model.path)
-        start = SimpleNamespace(
-            config=config, model=model, tokenizer=tokenizer, newest=None,
-            stops=stop_ids(model.path, tokenizer, config.template, config.stop),
-            train=load_data(config, tokenizer, grader)[0])
+        note_start(folder, settings_of(config), digest)
+        files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
+        last = step_of(start.newest) if start.newest else 0
+        files.keep_rows(folder / "metrics.jsonl",
+                          lambda row: files.has_step(row) and row["step"] <= last)
     [start.newest] = broadcast_object_list([start.newest])  # from the first process
     require_resumable(start.newest, start.config.steps)
     require_shares(recipe, start.config)
@@ -312,7 +316,7 @@ def before_training(recipe: TRL, flags: Flags, grader) -> SimpleNamespace:
 
 def require_resumable(newest: Path | None, steps: int) -> None:
     """Raises SystemExit, one sentence, if no step is left or the checkpoint does not fit."""
-    if newest and folders.step_of(newest) >= steps:
+    if newest and step_of(newest) >= steps:
         print(f"all of --steps {steps} are done")
         raise SystemExit(0)
     holds = dict(FSDP="optimizer.bin", DEEPSPEED="latest", nothing="optimizer.pt")[SHARDED]
@@ -323,7 +327,7 @@ def require_resumable(newest: Path | None, steps: int) -> None:
 
 
 # ------------------------------------------------------------------------------ the program
-def make_trainer(recipe: TRL, flags: Flags, grader) -> AdaTrainer:
+def make_trainer(recipe: TRL, flags: Config, grader) -> AdaTrainer:
     start = before_training(recipe, flags, grader)
     c, path = start.config, start.model.path
     args, engine = trl_settings(recipe, c), start_engine(c, start.model, start.stops)
@@ -344,7 +348,7 @@ def make_trainer(recipe: TRL, flags: Flags, grader) -> AdaTrainer:
     return trainer
 
 
-def main(recipe: TRL, flags: Flags) -> None:
+def main(recipe: TRL, flags: Config) -> None:
     if not FIRST:
         sys.stdout = open(os.devnull, "w")
     with open_grader(flags.reward, flags.threshold) as grader:

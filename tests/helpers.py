@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SMALL = ("--batch-prompts 8 --max-tokens 24 --eval-questions 6 --eval-k 2 "
          "--eval-every 3").split()  # of the real program
-NO_CURVES = "import parts.run; parts.run.draw_run = lambda folder: None"
+NO_CURVES = "import explorer.panels; explorer.panels.draw_run = lambda folder: None"
 HANG = 1800  # seconds: the limit of every wait. Only what hangs meets it, whatever the load
 
 

@@ -2,7 +2,6 @@
 with the real vLLM. They agree. After an update they differ until a sync, and the probe detects a
 sync without one layer. For every family the second reference is Hugging Face."""
 import contextlib
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ from models_small import (DENSE, FAMILIES, model_folder, move, plain_logprobs, p
                           second)
 from models.problems import chains
 from parts import models
-from parts.engine import seed_everything
+from parts.engine import seed_all
 from parts.logprobs import Sequence, head_of, token_logprobs
 from parts.models import SMOLLM, TINY, check_family, own_class, tiny_folder
 from parts.probe import Probe, tolerances
@@ -92,7 +91,7 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
             engine.sync(trained)
             found = judge.check()
         assert abs(found["probe_slope"] - 1) < margin
-        seed_everything(random.Random(0))
+        seed_all(0)
         rows = rows_of(prompts, engine.generate(prompts[:6], n=4, max_tokens=12))
         assert gap(trained, rows).max() < 1e-4 or not exact
         # one layer, and in float32 also a kind of weight in all layers

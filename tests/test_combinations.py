@@ -11,11 +11,11 @@ import torch
 
 from minirl import train_step
 from models_small import trained_weights
-from parts.config import Flags, check, parse_flags
+from parts.config import Config, check, parse_flags
 from world import SMALL, ready, settled
 
 HINTS = {name: get_args(hint)[0] if type(None) in get_args(hint) else hint
-         for name, hint in get_type_hints(Flags).items()}  # of `int | None` the int
+         for name, hint in get_type_hints(Config).items()}  # of `int | None` the int
 
 
 def check_that_it_trains(**settings) -> None:
@@ -34,7 +34,7 @@ def refusal(**settings) -> str | None:
     """The sentence with which these settings are refused; None if a run would start."""
     try:
         settings = SMALL | dict(name="mine") | settings
-        check(Flags(**settings), vars(Flags()))
+        check(Config(**settings), vars(Config()))
         settled(**settings)
     except (ValueError, SystemExit) as end:
         sentence = str(end)
@@ -62,12 +62,12 @@ def kind_of(name: str):
     return Literal if get_origin(HINTS[name]) is Literal else HINTS[name]
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Flags) if kind_of(f.name) is not bool])
+@pytest.mark.parametrize("name", [f.name for f in fields(Config) if kind_of(f.name) is not bool])
 def test_an_odd_value_is_refused_or_trains(name, capsys):
     refused, flag = 0, "--" + name.replace("_", "-")
     for value in ODD[kind_of(name)]:
         try:
-            given = getattr(parse_flags(Flags, [flag, value], "minirl.py", ""), name)
+            given = getattr(parse_flags(Config, [flag, value], "minirl.py", ""), name)
         except SystemExit as end:
             assert end.code == 2 and flag in capsys.readouterr().err
             refused += 1

@@ -27,7 +27,7 @@ from course import bugs, check, grade, train
 from course.checks import Wrong, must_be, spelled
 from helpers import HANG, ROOT, lines
 from parts import logprobs
-from parts.config import Settings, parse
+from parts.config import Config, parse
 
 CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
@@ -50,7 +50,7 @@ def bandit_of(objective):
     def bandit_gradient(theta, actions, rewards, baseline):
         leaf = theta.clone().requires_grad_()
         lp = leaf.log_softmax(0)[actions]
-        term, _, _ = objective(lp, lp.detach(), lp.detach(), rewards - baseline, Settings())
+        term, _, _ = objective(lp, lp.detach(), lp.detach(), rewards - baseline, Config())
         return torch.autograd.grad(term.mean(), leaf)[0]
     return bandit_gradient
 

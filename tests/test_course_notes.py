@@ -14,7 +14,7 @@ import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from course import check, figures, laws, quiz_sheet
 from helpers import ROOT
-from parts.config import Settings
+from parts.config import Config
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -246,7 +246,7 @@ def test_the_table_of_note_5_has_what_the_programs_objective_gives():
     A, old, now, mu, r, w, mask, used, factor = torch.tensor(
         [[float(cell.replace("$", "")) for cell in row.split("|")] for row in rows]).T
     lp = now.log().requires_grad_()
-    term, mask_T, weight_T = minirl.objective(lp, old.log(), mu.log(), A, Settings())
+    term, mask_T, weight_T = minirl.objective(lp, old.log(), mu.log(), A, Config())
     term.sum().backward()
     assert len(rows) == 4 and mask.tolist() == mask_T.tolist() == [1, 0, 1, 0]
     assert torch.allclose(r, now / old) and torch.allclose(w, weight_T)
@@ -258,7 +258,7 @@ def test_ppos_objective_is_flat_exactly_where_the_mask_is_0():
         figures.surrogate(*panels)
         r, y = (torch.tensor(data) for data in axis.lines[1].get_data())
         middle = ((r[1:] + r[:-1]) / 2).clamp(min=1e-9).log()
-        _, mask, _ = minirl.objective(middle, 0 * middle, middle, A + 0 * middle, Settings())
+        _, mask, _ = minirl.objective(middle, 0 * middle, middle, A + 0 * middle, Config())
         assert torch.equal((y.diff().abs() > 1e-9).to(mask), mask) and 0 < mask.sum() < len(mask)
 
 

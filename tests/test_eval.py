@@ -2,8 +2,6 @@
 import json
 import math
 import random
-import re
-import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +13,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import eval as evaluation  # the module has the name of a builtin
-from eval import (bootstrap, compare, draw_samples, evaluate, in_order, pass_at_k, report,
-                  report_all)
+from parts.evaluation import (bootstrap, compare, draw_samples, evaluate, in_order, pass_at_k,
+                              report, report_all)
 from helpers import ROOT, lines, run_program
 from models_small import policy
-from parts import folder as folders
-from parts.data import Problem, fingerprint, load_train_and_held_out
-from parts.folder import digest_of
+from parts import files
+from parts.data import Problem, load_train_and_held_out
 from parts.models import tiny_folder
-from parts.provenance import base_of
-from parts.text import verdict
 from world import CPU, Engine, Grader, known_model, small_run
 
 
@@ -117,22 +112,6 @@ def test_two_evaluations_are_compared_question_by_question(weights, capsys):
 FEW = "little can be concluded from 29 problems"
 
 
-@pytest.mark.parametrize("low, high, questions, trained, words", [
-    (0.1, 0.2, 30, 0, "The model is better than tiny, because the whole 95% interval is above 0."),
-    (-2, -1, 30, 0, "The model is worse than tiny, because the whole 95% interval is below 0."),
-    (-2, 0, 30, 0, "There is no clear difference from tiny, because the 95% interval contains 0."),
-    (0, 0.2, 30, 0, "There is no clear difference from tiny, because the 95% interval contains 0."),
-    (-0.2, -0.1, 29, 0, f"The model looks worse than tiny, but {FEW}"),
-    (-0.2, 0.1, 29, 0, f"There is no clear difference from tiny, and {FEW}"),
-    (0, 0, 30, 0, "There is no clear difference from tiny, because the results are the same."),
-    (1, 1, 30, 0, "The model is better than tiny, because all problems have the same difference."),
-    (0.1, 0.2, 60, 55, "is above 0. But 55 of these 60 problems were trained on, so this says ")])
-def test_what_a_difference_means_is_said_in_a_sentence(low, high, questions, trained, words):
-    change = dict(ci_low=low, ci_high=high, questions=questions)
-    said = verdict(change, "tiny", trained)
-    assert words in said and said.endswith(".") and ("trained on" in said) == bool(trained)
-
-
 # ----------------------------------------------------------------------------------------- sampling
 def sampled(problems, k=4, engine=None, **how):
     return evaluate(engine or Engine(), Grader(), problems, k, 9, **how)
@@ -219,11 +198,11 @@ PROBLEMS = [problem for problems in SETS.values() for problem in problems]
 
 def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None) -> int:
     """Does what is left to do, as `sample` does. Returns how many samples were there already."""
-    folders.keep_rows(file, evaluation.is_sample)
-    done = list(folders.read_rows(file, evaluation.is_sample))
+    files.keep_rows(file, evaluation.is_sample)
+    done = list(files.read_rows(file, evaluation.is_sample))
     engine, grader = engine or Engine(slots=3), grader or Grader()
     for row in draw_samples(engine, grader, problems, k, 9, done=done):
-        folders.append(file, row)
+        files.append(file, row)
     return len(done)
 
 
@@ -321,7 +300,7 @@ MODEL = tiny_folder()
 def data(tmp_path_factory):
     """A file with short arithmetic in two levels."""
     file = tmp_path_factory.mktemp("data") / "sums.jsonl"
-    folders.append(file, *(dict(problem=f"{a}+{b}=?", answer=str(a + b), level=1 + a // 4)
+    files.append(file, *(dict(problem=f"{a}+{b}=?", answer=str(a + b), level=1 + a // 4)
                            for a in range(1, 8) for b in range(1, 4)))
     return file
 
@@ -344,55 +323,6 @@ def other_evaluation(folder, protocol=FINISHED, row=ROW):
     return folder
 
 
-@pytest.mark.parametrize("changed", [
-    dict(protocol=FINISHED | dict(k=2)), dict(row={}), dict(row=ROW | dict(id="another"))])
-def test_what_cannot_be_compared_with_is_one_sentence(tmp_path, changed):
-    """Before the engine starts: `compare` comes last, after what may have been hours."""
-    with pytest.raises(SystemExit, match="not finished"):
-        evaluation.load_finished(other_evaluation(tmp_path, **changed), FINISHED, [question("q")])
-
-
-@pytest.mark.parametrize("changed", [
-    dict(template="none"), dict(temperature=0.6, adapter="mine"), dict(k=2)])
-def test_a_comparison_under_another_protocol_is_marked(tmp_path, capsys, changed):
-    """Whatever differs but the policy is said: it may be the cause."""
-    other, one = other_evaluation(tmp_path), [question("q")]
-    alike = FINISHED | dict(files="others", engine_sequences=1)
-    assert evaluation.load_finished(other, alike, one) == [1.0]
-    assert capsys.readouterr().out == ""
-    assert evaluation.load_finished(other, FINISHED | changed, one) == [1.0]
-    assert f"differs in {next(iter(changed))}, so the difference" in capsys.readouterr().out
-    other_evaluation(tmp_path, row=ROW | dict(reward=None, status="raised"))
-    assert evaluation.load_finished(other, alike, one) == [0.0]  # a reward that failed
-
-
-@pytest.mark.parametrize("trained, other, most", [(0, 7, 7), (5, 2, 5), (0, 0, 0)])
-def test_problems_that_either_model_was_trained_on_are_said(
-        trained, other, most, data, tmp_path, monkeypatch):
-    """A comparison is as little about new problems if only the other model has seen them."""
-    def answers(problems, protocol, policy, rank, folder):
-        rows = [ROW | dict(data=problem.source, id=problem.id) for problem in problems]
-        folders.append(folder / "eval.jsonl", *rows)
-        return [rows]
-
-    def evaluated(name, count, **more):
-        monkeypatch.setattr(evaluation, "problems_and_protocol",
-                            lambda flags: known(flags, trained=count))
-        evaluation.main(flags(MODEL, data, tmp_path / name, k=1, **more))
-        return json.loads((tmp_path / name / "summary.json").read_text())
-
-    def known(flags, **more):
-        problems, protocol = asked(flags)
-        return problems, protocol | more
-
-    asked = evaluation.problems_and_protocol
-    monkeypatch.setattr(evaluation, "draw_missing", answers)
-    evaluated("other", other)
-    found = evaluated("mine", trained, against=tmp_path / "other")["verdict"]
-    said = re.findall(r"But (\d+) of these 21 problems were trained on", found)
-    assert said == [str(most)] * (most > 0)
-
-
 def test_limits_and_folder_follow_the_model(adapter, data):
     """A small base model may write as much as in its training: else adapters had it easier."""
     for model, asked, wanted in (
@@ -410,20 +340,6 @@ def test_limits_and_folder_follow_the_model(adapter, data):
     assert len(Path(settled("--data", ",".join(["gsm8k"] * 600)).out).name) < 200
 
 
-def test_the_protocol_knows_the_weights_of_sets_and_adapter(adapter, data, tmp_path):
-    """A set weighs as many problems as are asked: one with a prompt that is too long is dropped."""
-    few, long = tmp_path / "few.jsonl", "1+" * 50
-    folders.append(few, *lines(data)[:3], dict(problem=f"{long}1=?", answer="51"),
-                   dict(problem=f"{long}2=?", answer="52"))
-    both = flags(MODEL, f"{data},{few}", tmp_path / "out", adapter=adapter[0], sync="adapter")
-    problems, protocol = evaluation.problems_and_protocol(evaluation.parse(both))
-    assert protocol["weights"] == {"sums.jsonl": 21, "few.jsonl": 3} == Counter(
-        problem.source for problem in problems)
-    assert (protocol["sync"], protocol["context"]) == ("adapter", 24 + 40)
-    weights = digest_of(Path(adapter[0], "adapter_model.safetensors"))
-    assert protocol["files"] == dict(adapter=weights)
-
-
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     """A random LoRA adapter that changes most samples, and the model into which it is merged."""
@@ -438,7 +354,7 @@ def adapter(tmp_path_factory):
 def own_run(folder, **settings):
     """A run of one step, on a file of its own if nothing else is said: its checkpoint, the file."""
     file = folder / "mine.jsonl"
-    folders.append(file, *(
+    files.append(file, *(
         dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(40)))
     usual = dict(name="own", steps=1, data=str(file), max_tokens=33, temperature=0.9,
                  train_anyway=True, eval_questions=9, max_prompt_tokens=99)
@@ -448,41 +364,12 @@ def own_run(folder, **settings):
 
 def settled(*argv) -> evaluation.Flags:
     flags = evaluation.parse([*argv])
-    return evaluation.settle(flags, CPU, known_model(base_of(flags.model)))
+    return evaluation.settle(flags, CPU, known_model(flags.model))
 
 
 def asked(*arguments) -> list:
     (problems,) = evaluation.load_asked(settled(*arguments))
     return problems
-
-
-def test_what_a_run_holds_out_is_asked_and_what_it_trains_on_is_counted(tmp_path, capsys):
-    place, file = own_run(tmp_path, columns="frage,loesung")
-    trained, held_out = load_train_and_held_out(file, "held-out", columns="frage,loesung")
-
-    def prepared(*flags):
-        return evaluation.problems_and_protocol(evaluation.parse(["--adapter", place, *flags]))
-
-    for flags in ((), ("--data", "held-out"), ("--data", "held-out", "--columns", "frage,n")):
-        problems, protocol = prepared(*flags)
-        assert [(p.problem, p.source) for p in problems] == [
-            (p.problem, "held-out") for p in held_out]
-        assert protocol["weights"] == {"held-out": len(held_out)}
-    assert len(held_out) > 1 == len(asked("--adapter", place, "--limit", "1"))
-    capsys.readouterr()
-    for count, total, *flags in ((len(trained), 40, "--data", file, "--columns", "frage,loesung"),
-                                 (0, 5, "--data", "builtin", "--limit", "5")):
-        assert prepared(*flags)[1]["trained"] == count
-        assert f"own was trained on {count} of these {total} problems" in capsys.readouterr().out
-    file = Path(place, "../../problems.json")  # as where the run before has trained on one of them
-    known = folders.read_json(file)
-    known["trained"].append(fingerprint(held_out[0])[:16])
-    file.write_text(json.dumps(known))
-    assert prepared()[1]["trained"] == 1
-    config = evaluation.parse(["--adapter", place])
-    shutil.rmtree(place)  # its run has gone on, and keeps its newest checkpoints
-    with pytest.raises(SystemExit, match="There is no folder .*step-000001"):
-        evaluation.problems_and_protocol(config)
 
 
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter):
@@ -515,7 +402,7 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
 def test_an_adapter_is_asked_the_runs_own_problems_as_often_as_in_the_run(tmp_path):
     """Not all 240 of the built-in ones, of which the run was asked 9: only these."""
     place, _ = own_run(tmp_path, data="builtin")
-    held_out = folders.read_json(tmp_path / "runs/own/problems.json")["held_out"]
+    held_out = files.read_json(tmp_path / "runs/own/problems.json")["held_out"]
     assert [problem.problem for problem in asked("--adapter", place)] == held_out
     assert len(held_out) == 9
     for flags, wanted in ((), (9, 2)), (("--data", "builtin"), (0, 32)), (
@@ -575,21 +462,6 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
     out = "mixed"
     _, said = compared("--base", "--out=mixed", f"--data={file}", "--columns=frage,loesung")
     assert f"But {40 - len(held_out)} of these 40 problems were trained on" in said
-
-
-def test_an_adapter_is_not_evaluated_with_a_template_that_was_changed_since(tmp_path):
-    template = tmp_path / "own.jinja"
-    template.write_text("{{ problem }}")
-    place, _ = own_run(tmp_path, template=str(template), data="builtin")
-
-    def put():
-        config = evaluation.parse(["--adapter", place, "--limit", "2"])
-        return evaluation.adapted_policy(evaluation.problems_and_protocol(config)[1])
-
-    assert put()[1] == 16  # its rank
-    template.write_text("{{ problem }} ")
-    with pytest.raises(SystemExit, match="/own was started with other contents of --template"):
-        put()
 
 
 # ---------------------------------------------------------------------------------- the real engine

@@ -16,7 +16,7 @@ from ada_sampler import RULES, SamplerConfig
 from explore import ABSENT, OF_TOKENS, WHOLE, PageConfig, choose, main
 from explorer import panels, what_if
 from helpers import ROOT
-from parts.folder import NO_VERDICT
+from parts.grader import NO_VERDICT
 from rewards import extract_answer
 from test_ada_sampler import coins, run
 

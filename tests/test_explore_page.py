@@ -13,7 +13,7 @@ import explore
 import minirl
 from helpers import HANG, ROOT
 from explorer import what_if
-from parts.folder import NO_VERDICT
+from parts.grader import NO_VERDICT
 from test_explore import HOSTILE, RECORDED, make, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"

@@ -7,22 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-import eval as evaluation  # the module has the name of a builtin
-import minirl
 from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
-from parts import config as config_module
-from parts import policy as policy_module
-from parts.config import Flags, name_of, parse
-from parts.models import fetch_model, load_tokenizer
-from parts.policy import load_adapter, merged_model
-from parts.provenance import as_model, base_of, note_start, read_config
-from parts.settle import settle_here
+from parts.models import fetch_model
+from parts.run_folder import note_start
+from parts.policy import load_adapter
 from recipes import export
-from world import settle_flags, settled, small_run, stand_in
+from world import settled
 
 
 def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float32", **flags):
@@ -30,8 +24,7 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
     config = settled(model=model, name=run.name, dtype=dtype, **flags)
     trained = policy(fetch_model(model), dtype, size, rank=config.lora_rank)
     run.mkdir(parents=True)
-    note_start(run, asdict(config), 0, {})
-    (run / "problems.json").write_text(json.dumps(dict(trained=[], held_out=["1+1=?"])))
+    note_start(run, asdict(config), "1 + 1 problems")
     for step in steps:
         trained.save_pretrained(run / "checkpoints" / f"step-{step:06d}")
     return run
@@ -63,10 +56,6 @@ def test_the_merged_weights_against_their_definition(tmp_path, capsys, model, si
     (tmp_path / "out").mkdir()  # an empty folder is no reason to refuse
     export.export(str(run), tmp_path / "out", dtype)
     said = capsys.readouterr().out
-    if dtype == "float32":  # nothing is rounded, but by a run that begins from this one
-        assert "of the update" not in said
-        merged_model(as_model(str(run)))
-        said = capsys.readouterr().out
     found, left, whole = load_file(tmp_path / "out" / "model.safetensors"), 0.0, 0.0
     adapted, others = updates(run, model)
     assert len(adapted) >= 4 and found.keys() - adapted.keys() <= others.keys()
@@ -79,9 +68,12 @@ def test_the_merged_weights_against_their_definition(tmp_path, capsys, model, si
         whole += update.square().sum().item()
     for name in found.keys() - adapted.keys():
         assert torch.equal(found[name].bfloat16(), others[name].bfloat16()), f"{name} not trained"
-    assert f"{left / whole:.1%} of the update is left in bfloat16" in said
-    assert (left / whole < 0.95) == (size == 1e-4) == (
-        "--dtype float32, with a new folder or --name, keeps all of it" in said)
+    if dtype == "float32":  # nothing is rounded
+        assert "of the update" not in said
+    else:
+        assert f"{left / whole:.1%} of the update is left in bfloat16" in said
+        assert (left / whole < 0.95) == (size == 1e-4) == (
+            "--dtype float32 keeps all of it" in said)
     trained, _ = load_adapter(fetch_model(model), run / "checkpoints/step-000003", "bfloat16")
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
@@ -171,129 +163,3 @@ def source(tmp_path, monkeypatch) -> str:
     return "runs/first"
 
 
-@pytest.mark.parametrize("place, step, name", [
-    ("", 6, "from-first"), ("/", 6, "from-first"),
-    ("/checkpoints/step-000003", 3, "from-first-step-000003")])
-def test_a_run_from_a_run_takes_its_settings_where_no_flag_says_otherwise(
-        source, capsys, place, step, name):
-    config = parse(["--model", source + place])
-    assert config.model == f"runs/first/merged/step-{step:06d}"
-    assert {key: getattr(config, key) for key in TAKEN} == TAKEN
-    assert config.name == f"{name}-ada-balance-seed0"
-    assert (config.steps, config.micro_tokens) == (None, None)  # these follow from the model
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "runs/first" in line]
-    assert all(f"{key} = {value}" in line for key, value in TAKEN.items())
-    other = parse(["--model", source + place, "--lr", "0.1", "--data", "builtin", "--name", "x"])
-    assert (other.lr, other.data, other.eval_data, other.columns) == (0.1, "builtin", None, "")
-    assert (other.max_tokens, other.name) == (33, "x")
-    line = capsys.readouterr().out
-    assert "max_tokens = 33" in line and not re.search("lr =|data =|columns =", line)
-    same = parse(["--model", source, "--data", "mine.jsonl"])
-    assert (same.columns, same.eval_data) == ("frage,n", "held-out")
-
-
-def test_a_run_from_a_built_in_models_run_gets_one_thread_too(source, monkeypatch):
-    found = {}
-    monkeypatch.setattr(config_module.os, "environ", found)
-    monkeypatch.setattr(config_module.signal, "signal", lambda *_: None)
-    monkeypatch.setattr("sys.argv", ["minirl.py", "--model", source])
-    assert config_module.parse_before_torch().model == "runs/first/merged/step-000006"
-    assert found["OMP_NUM_THREADS"] == "1"
-
-
-def test_an_evaluation_of_a_run_as_a_model_is_as_of_its_adapter(source):
-    found, adapter = (evaluation.parse([flag, source, "--k", "2"])
-                      for flag in ("--model", "--adapter"))
-    assert found.model == "runs/first/merged/step-000006" and not found.adapter
-    free = {"model", "adapter", "out"}
-    assert {key: value for key, value in asdict(found).items() if key not in free} == {
-        key: value for key, value in asdict(adapter).items() if key not in free}
-    assert evaluation.name_of(found, "held-out") == "eval-first-step-000006-held-out-k2"
-
-
-def test_a_small_models_run_goes_on_as_a_small_model_does(source, capsys):
-    note_start(Path(source), read_config(Path(source))["config"] | dict(
-        model="SmolLM2-135M-Instruct", max_tokens=77), 6, {})
-    config = settle_flags(parse(["--model", source]))
-    assert (config.M, config.steps, config.max_tokens) == (4, 20, 77)
-    assert capsys.readouterr().out.count("max_tokens = ") == 1
-    assert evaluation.parse(["--model", source]).max_tokens == 77
-
-
-def test_the_adapter_is_merged_once_and_the_tokenizer_is_that_of_the_base(source):
-    name = as_model(source)
-    folder = Path(merged_model(name))
-    assert str(folder) == name == "runs/first/merged/step-000006"
-    again = Path("again")  # as if another program had been faster
-    shutil.copytree(folder, again)
-    policy_module.write_merged(f"{source}/checkpoints/step-000003", again, "float32")
-    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    words = load_tokenizer(name)
-    assert words("12+34=?")["input_ids"] == load_tokenizer(fetch_model("tiny"))("12+34=?")[
-        "input_ids"]
-    trained, _ = load_adapter(fetch_model("tiny"), f"{source}/checkpoints/step-000006", "float32")
-    read, ids = AutoModelForCausalLM.from_pretrained(name), torch.arange(100, 140)[None]
-    assert (read(ids).logits - trained(ids).logits).abs().max() < 1e-3
-    before = contents(folder)
-    assert merged_model(name) == name and contents(folder) == before
-    assert merged_model("tiny") == "tiny" and merged_model("org/name") == "org/name"
-    shutil.rmtree(f"{source}/checkpoints/step-000006")  # the run has gone on
-    assert merged_model(name) == name
-    folder.rename("moved")
-    with pytest.raises(SystemExit, match="step-000006 is gone, and so is the checkpoint"):
-        merged_model(name)
-    Path("moved").rename(folder)
-    shutil.copytree(f"{source}/checkpoints/step-000003", f"{source}/checkpoints/step-000006")
-    weights = Path(source, "checkpoints/step-000006/adapter_model.safetensors")
-    save_file({key: 2 * w for key, w in load_file(weights).items()}, weights)
-    with pytest.raises(SystemExit, match="another adapter of step 6: remove it"):
-        merged_model(name)
-
-
-def test_a_run_from_a_run_trains_and_is_resumed_although_the_first_has_gone_on(
-        tmp_path, monkeypatch, capsys):
-    """Also from a run that began from a run: the base is the built-in model all the way."""
-    monkeypatch.chdir(tmp_path)
-    small_run(tmp_path, name="first", steps=2)
-    file = Path("runs/first/problems.json")  # it was trained on one problem more
-    file.write_text(file.read_text().replace('"trained": [', '"trained": ["more", '))
-    name, flags = "from-first-ada-balance-seed0", "--model runs/first --eval-k 2 --steps 2"
-    stand_in(monkeypatch.setattr)
-    minirl.main(parse(flags.split()))
-    assert "runs/first was trained on 0 of" in capsys.readouterr().out
-    assert "more" in json.loads(Path("runs", name, "problems.json").read_text())["trained"]
-    stored = read_config(Path("runs", name))["config"]
-    assert stored["model"] == "runs/first/merged/step-000002" and base_of(stored["model"]) == "tiny"
-    small_run(tmp_path, name="first", steps=5, resume=True)
-    assert not Path("runs/first/checkpoints/step-000002").exists()
-    for again in (flags, f"--name {name}"):
-        minirl.main(parse(f"{again} --resume --steps 3".split()))
-    assert read_config(Path("runs", name))["config"]["model"] == stored["model"]
-    second = parse(["--model", f"runs/{name}", "--name", "second"])
-    assert base_of(second.model) == "tiny" and second.lr == stored["lr"]
-
-
-def test_a_run_without_a_checkpoint_and_a_model_that_reads_less(source, monkeypatch, capsys):
-    """One sentence each; the lengths are those with which an exported model was trained."""
-    export.export(f"{source}/checkpoints/step-000003", Path("named"))  # and not the newest
-    assert "adapter of runs/first/checkpoints/step-000003, in" in capsys.readouterr().out
-    export.export(source, Path("my-model"))
-    said = capsys.readouterr().out
-    assert "adapter of runs/first/checkpoints/step-000006, in" in said
-    assert re.search("--model my-model --data FILE .*--max-tokens 33 --k 8\\nFILE must have other.*"
-                     "mine.jsonl, .*trained.*--adapter runs/first\n", said)
-    real = "--model my-model --data mine.jsonl --columns frage,n --max-tokens 3000".split()
-    lengths = "my-model reads 1024 .* 640 . 3000: add --max-prompt-tokens 99 --max-tokens 33"
-    for read, begin_with in ((parse, settle_here),
-                             (evaluation.parse, evaluation.problems_and_protocol)):
-        with pytest.raises(SystemExit, match=lengths):
-            begin_with(read(real))
-    shutil.copytree(fetch_model("tiny"), "plain")
-    with pytest.raises(SystemExit, match="plain reads 1024 .* --max-prompt-tokens 256 --max-tok"):
-        settle_here(parse(["--model", "plain", "--data", "builtin", "--max-tokens", "900"]))
-    shutil.rmtree(f"{source}/checkpoints")
-    for read in (parse, evaluation.parse):
-        with pytest.raises(SystemExit):
-            read(["--model", source])
-        assert "runs/first has no checkpoint" in capsys.readouterr().err
-    assert name_of(Flags(model="runs/gone")) == "gone-ada-balance-seed0"  # no run

@@ -19,7 +19,7 @@ import minirl
 import world
 from parts import folder as folders
 from parts import machine
-from parts import run as running
+from parts import checkpoint, report
 from helpers import HANG, ROOT, SMALL, run_program, start
 from rewards import Grader
 from world import settled
@@ -35,7 +35,7 @@ PHASES = {  # what is called in it, when it fails, and a run that has much to ca
     "sampling": (world.Engine, "step", MIDDLE, dict(sampler="dapo", mini_batches=2)),
     "update": (torch.nn.utils, "clip_grad_norm_", MIDDLE,
                dict(sampler="ada-est", dtype="float16", batch_prompts=2)),
-    "log": (running, "append", MIDDLE, dict(sampler="ada-est")),
+    "log": (report, "append", MIDDLE, dict(sampler="ada-est")),
     "checkpoint": (folders, "flush", END, dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)),
     "evaluation": (evaluation, "as_row", END, dict(eval_data="builtin,builtin-skills"))}
 
@@ -103,10 +103,10 @@ module.{name} = patched
 
 SMALL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))"
 CUTS = [  # one start after the other: (how it ends, exit code, the last step that is saved then)
-    (at(2, "parts.run.save", signal.SIGKILL), -9, 1),  # the logs know a step more
-    (at(1, "parts.run.load_policy", signal.SIGKILL), -9, 1),  # while it starts
+    (at(2, "parts.run_folder.save", signal.SIGKILL), -9, 1),  # the logs know a step more
+    (at(1, "parts.policy.load_policy", signal.SIGKILL), -9, 1),  # while it starts
     (at(2, "torch.save", signal.SIGKILL), -9, 2),  # in the middle of a checkpoint
-    (at(5, "eval.as_row", signal.SIGTERM), 143, 3),  # in the evaluation after step 3
+    (at(5, "parts.evaluation.as_row", signal.SIGTERM), 143, 2),  # in the evaluation of step 3
     (at(2, "torch.nn.utils.clip_grad_norm_", signal.SIGINT), 130, 4),  # in an update
     (SMALL_DISK, 1, 4),
 ]
@@ -134,7 +134,7 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     for number, (before, code, saved) in enumerate(CUTS):
         flags = ["--resume"] if number else FLAGS
         said = program("--name", "cut", *flags, before=before, cwd=place, code=code)
-        assert folders.step_of(folders.checkpoints(run)[-1]) == saved
+        assert checkpoint.step_of(checkpoint.checkpoints(run)[-1]) == saved
         assert world.difference(run, reference, saved, evaluated=False) == ""
         assert code < 0 or f"everything up to step {saved} is saved" in said, said
         if code < 0:
@@ -153,7 +153,7 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     assert process.exitcode == 143 and "everything up to step 4 is saved" in out.read_text()
     assert "continuing after step 4" in program("--name", "cut", "--resume", cwd=place)
     assert world.difference(run, reference, 6) == ""
-    assert len(folders.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
+    assert len(checkpoint.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     assert sum(row["optimizer_steps"] for row in world.rows(run / "metrics.jsonl")) >= 5
 
 
@@ -172,10 +172,11 @@ def test_steps_and_new_shapes_leave_nothing_behind(place):
                      eval_questions=4, steps=1000, N=2)
     seen = []
     with contextlib.chdir(place), Grader(1) as grader:
-        run = running.prepare(config, grader)
+        run = minirl.set_up(Path("runs/inside"), config, grader)
+        log = report.Log(run)
         for step in range(1, 33):
             groups, metrics = minirl.train_step(step, run)
-            running.log(dict(step=step, **metrics), groups, run)
+            log.step(groups, metrics)
             if step in (8, 32):
                 seen.append(holdings())
     (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen

@@ -11,6 +11,7 @@ import stat
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -19,20 +20,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helpers import files_of_at_most, lines
-from parts import folder as folders
-from parts import provenance
-from parts.config import RESUMABLE, Flags, Settings, parse
-from parts.run import make_optimizer, settings_of
+from parts import files
+from parts.config import RESUMABLE, Config, parse
+from parts.config import settings_of
+from parts.policy import make_optimizer
+from parts import run_folder
 from models_small import one_layer
 from world import settle_flags, settled
 
 
-ABC = dict(data="2 questions, abc")
+ABC = "2 questions, abc"
 
 
 def test_what_may_change_cannot_change_what_the_logs_mean():
     """The settings that are free on resume, by name: a new one has to be put here on purpose."""
-    assert set(asdict(Flags())) - set(settings_of(Flags())) == {"resume"}
+    assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
     assert RESUMABLE == {
         "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory",
         "sleep", "engine_sequences", "micro_tokens", "log_groups", "report_to",
@@ -40,22 +42,22 @@ def test_what_may_change_cannot_change_what_the_logs_mean():
 
 
 @pytest.mark.parametrize("flags", [
-    "--name mine --batch-prompts 7 --steps 30", "--objective cispo --sampler uniform --seed 3",
+    "--name mine --batch-prompts 7 --steps 30", "--name mine --objective cispo --sampler uniform",
     "--name mine --model SmolLM2-135M-Instruct"])
 def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start(
         tmp_path, monkeypatch, flags):
-    """Also where a flag, or a model's name, stands for several settings; and without a name."""
+    """Also where a flag, or a model's name, stands for several settings."""
     monkeypatch.chdir(tmp_path)
     first = settle_flags(parse(flags.split()))
-    named = ["--resume", "--name", "mine"] if "mine" in flags else [*flags.split(), "--resume"]
+    named = ["--resume", "--name", "mine"]
     run = Path("runs", first.name)
-    with folders.claim(run, resume=False):
-        provenance.note_start(run, settings_of(first), after_step=0, inputs=ABC)
+    with run_folder.claim(run, resume=False):
+        run_folder.note_start(run, settings_of(first), ABC)
     (run / "checkpoints/step-000001").mkdir(parents=True)
     assert settle_flags(parse([*flags.split(), "--resume"])) == replace(first, resume=True)
     again = settle_flags(parse([*named, "--lr", "0.5"]))
     assert again == replace(first, resume=True, lr=0.5)
-    provenance.note_start(run, settings_of(again), after_step=20, inputs=ABC)
+    run_folder.note_start(run, settings_of(again), ABC)
     assert settle_flags(parse(named)) == again
 
 
@@ -64,12 +66,12 @@ def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, 
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    provenance.note_start(run, settings_of(settled(name="mine", batch_prompts=7)), 0, ABC)
-    for name in folders.LOGS:  # killed between the log of its first step and the checkpoint
+    run_folder.note_start(run, settings_of(settled(name="mine", batch_prompts=7)), ABC)
+    for name in run_folder.LOGS:  # killed between the log of its first step and the checkpoint
         (run / name).write_text('{"step": 1}\n')
     again = parse(["--name", "mine", "--resume", "--max-tokens", "32"])
-    assert (again.max_tokens, again.batch_prompts) == (32, 7)  # what is not given stays
-    folders.claim(run, resume=False).close()
+    assert (again.max_tokens, again.batch_prompts) == (32, None)
+    run_folder.claim(run, resume=False).close()
     assert {path.name for path in run.rglob("*")} == {".lock"}
 
 
@@ -78,31 +80,18 @@ def test_a_folder_has_one_writer_and_a_killed_first_start_is_in_nobodys_way(tmp_
     """That the lock goes with its process, however it is killed, test_faults.py shows."""
     for name in (".lock", ".config.json.writing"):
         (tmp_path / name).write_text("{")
-    held = folders.claim(tmp_path, resume=False)
-    with pytest.raises(SystemExit, match="another program is writing to it.*--name"):
-        folders.claim(tmp_path, resume=True)
+    held = run_folder.claim(tmp_path, resume=False)
+    with pytest.raises(SystemExit, match="Another program is writing to"):
+        run_folder.claim(tmp_path, resume=True)
     held.close()
-    folders.claim(tmp_path, resume=True).close()
+    run_folder.claim(tmp_path, resume=True).close()
 
 
 def test_a_disk_without_locks_is_used_and_a_line_says_so(tmp_path, monkeypatch, capsys):
     """Lustre, some NFS and FUSE: another --name would not help there."""
     monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
-    folders.claim(tmp_path, resume=False).close()
-    folders.open_folder(tmp_path / "evaluation", PROTOCOL).close()
-    assert capsys.readouterr().out.count("cannot lock files, so do not start a second program") == 2
-
-
-PROTOCOL = dict(k=1, stop=[1], engine_memory=0.5, engine_sequences=9)
-
-
-def test_other_evaluations_are_not_mixed(tmp_path):
-    folders.open_folder(tmp_path, PROTOCOL).close()
-    folders.open_folder(tmp_path, PROTOCOL | dict(engine_memory=0.9, engine_sequences=4)).close()
-    with pytest.raises(SystemExit, match="another k, stop"):
-        folders.open_folder(tmp_path, PROTOCOL | {"k": 8, "stop": [2]})
-    with pytest.raises(SystemExit, match="another style"):  # of which an older version knew nothing
-        folders.open_folder(tmp_path, PROTOCOL | {"style": "minerva"})
+    run_folder.claim(tmp_path, resume=False).close()
+    assert capsys.readouterr().out.count("cannot lock files, so do not start a second program") == 1
 
 
 # ------------------------------------------------------------------------------ files and logs
@@ -131,16 +120,16 @@ def test_whatever_is_written_can_be_read_and_any_other_bytes_are_dropped(text, s
     """Any text that a model may write; a crash that cuts the last line; anything in between."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place, "log.jsonl")
-        folders.append(log, dict(step=1, text=text, nan=math.nan, low=-math.inf, zero=0.0))
+        files.append(log, dict(step=1, text=text, nan=math.nan, low=-math.inf, zero=0.0))
         whole = log.read_bytes()
         assert all(32 <= byte < 127 for byte in whole[:-1])  # `cat` does no harm
         strange = b"" if b'"step"' in strange and strange not in STRANGE else strange
         Path(place, ".log.jsonl.writing").write_text("half a file of a crash")
         log.write_bytes(whole + strange + b"\n" + whole.replace(b"1", b"2", 1)
                         + whole.replace(b"1", b"3", 1) + whole[:cut % (len(whole) - 1)])
-        folders.keep_rows(log, lambda row: folders.has_step(row) and row["step"] <= 2)
+        files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= 2)
         wanted = [dict(step=step, text=text, nan=None, low=None, zero=0.0) for step in (1, 2)]
-        assert wanted == list(folders.read_rows(log)) == lines(log)
+        assert wanted == list(files.read_rows(log)) == lines(log)
         assert os.listdir(place) == ["log.jsonl"]
 
 
@@ -148,26 +137,26 @@ def test_a_small_file_is_on_the_disk_before_it_takes_the_old_ones_place(
         tmp_path, disk, monkeypatch):
     """A crash at any moment leaves the old text."""
     file = tmp_path / "config.json"
-    folders.write_safely(file, "old")
+    files.write_safely(file, "old")
     assert disk == [
         ("fsync", tmp_path / ".config.json.writing"), ("replace", file), ("fsync", tmp_path)]
-    for moment in ((folders, "flush"), (os, "replace")):
+    for moment in ((files, "flush"), (os, "replace")):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(*moment, mock.Mock(side_effect=KeyboardInterrupt))
-            folders.write_safely(file, "new")
+            files.write_safely(file, "new")
         assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("of_folder", [True, False])
 def test_a_disk_that_cannot_flush_a_folder_is_used(tmp_path, monkeypatch, of_folder):
-    """CIFS and FUSE have no such call for folders. One that cannot flush a file has failed."""
+    """CIFS and FUSE have no such call for files. One that cannot flush a file has failed."""
     def fsync(handle):
         if stat.S_ISDIR(os.fstat(handle).st_mode) == of_folder:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(os, "fsync", fsync)
     with contextlib.nullcontext() if of_folder else pytest.raises(OSError):
-        folders.write_safely(tmp_path / "a.json", "new")
+        files.write_safely(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").exists() == of_folder
 
 
@@ -177,13 +166,22 @@ def learning():
     return taught(settled(lr=0.1), 1)
 
 
+def run_in(folder, learning, **state):
+    """What `save` and `restore` see of a run."""
+    policy, optimizer, schedule = learning
+    return SimpleNamespace(
+        folder=folder, policy=policy, optimizer=optimizer, schedule=schedule, state=state,
+        config=SimpleNamespace(steps=9), stream=SimpleNamespace(cursor=5),
+        estimator=SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None))
+
+
 def save(folder, steps, learning, keep_every=0):
     for step in steps:
-        folders.save(folder, *learning, dict(step=step), keep_every)
+        run_folder.save(run_in(folder, learning, step=step), keep_every)
 
 
 def names(folder):
-    return [path.name for path in folders.checkpoints(folder)]
+    return [path.name for path in run_folder.checkpoints(folder)]
 
 
 def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
@@ -196,7 +194,7 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
     assert names(tmp_path / "b")[:-2] == ["step-000003", "step-000006", "step-000007"]
     save(tmp_path / "c", range(999_998, 1_000_001), learning)
     assert names(tmp_path / "c") == ["step-999999", "step-1000000"]  # by number, not as names
-    assert folders.saved_so_far(tmp_path / "c") == (
+    assert run_folder.saved_so_far(tmp_path / "c") == (
         "everything up to step 1000000 is saved: continue with --name c --resume.")
     assert not list(tmp_path.glob("*/checkpoints/.*"))
 
@@ -214,11 +212,11 @@ def test_only_what_save_has_named_is_a_checkpoint(tmp_path, learning):
     before = {path.name for path in place.iterdir()}
     assert names(tmp_path) == ["step-000002", "step-000004"]
     for found in (tmp_path, place / "step-000004"):  # of a run, and of itself
-        assert provenance.find_adapter(str(found)) == str(place / "step-000004")
+        assert run_folder.find_adapter(str(found)) == str(place / "step-000004")
     save(tmp_path, [5], learning)
     after = {path.name for path in place.iterdir()}
     assert after == before - {"step-000002"} | {"step-000005"}
-    for path in folders.checkpoints(tmp_path):  # to another disk: they are followed
+    for path in run_folder.checkpoints(tmp_path):  # to another disk: they are followed
         moved = tmp_path / path.name
         path.rename(moved)
         path.symlink_to(moved)
@@ -239,7 +237,7 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk
 
 
 # ------------------------------------------------------------------------------ taken up again
-def taught(config: Settings, steps: int):
+def taught(config: Config, steps: int):
     policy = one_layer()
     optimizer, schedule = make_optimizer(policy, config)
     for _ in range(steps):
@@ -259,8 +257,11 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
     one, other = taught(config, 2), taught(config, 0)
     for (policy, *_), scale in ((one, 8.0), (other, 2.0)):  # as float16 has one
         policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=scale)
-    saved = folders.save(tmp_path, *one, dict(step=2, cursor=5))
-    assert folders.restore(saved, *other) == dict(step=2, cursor=5)
+    run_folder.save(run_in(tmp_path, one, step=2))
+    again = run_in(tmp_path, other)
+    again.stream.cursor = 0
+    run_folder.restore(again)
+    assert (again.state, again.stream.cursor) == (dict(step=2), 5)
     assert other[0].loss_scale.get_scale() == 8
     for _ in range(3):
         learn(*one)
@@ -269,7 +270,7 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
     for a, b in zip(one[0].parameters(), other[0].parameters()):
         assert torch.equal(a, b)
     slower = taught(settled(lr=0.01, warmup_steps=4), 0)  # the rate is that of the new start
-    folders.restore(saved, *slower)
+    run_folder.restore(run_in(tmp_path, slower))
     assert slower[1].param_groups[0]["initial_lr"] == 0.01
     for rate in (0.01 * 3 / 4, 0.01):  # two of four steps of the warm-up are done
         assert slower[1].param_groups[0]["lr"] == pytest.approx(rate)
@@ -278,7 +279,7 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(learning, tmp_path_factory):
-    return folders.save(tmp_path_factory.mktemp("saved"), *learning, dict(step=2))
+    return run_folder.save(run_in(tmp_path_factory.mktemp("saved"), learning, step=2))
 
 
 @given(st.sampled_from(["adapter_model.safetensors", "optimizer.pt", "state.json"]),
@@ -290,7 +291,7 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
     file.unlink() if left is None else file.write_bytes(whole[:int(left * len(whole))])
     said = "step-000002 is damaged .*: remove it, and --resume continues from the one before"
     with pytest.raises(SystemExit, match=said) as ended:
-        folders.restore(saved, *learning)
+        run_folder.restore(run_in(saved.parents[1], learning))
     file.write_bytes(whole)
     assert "\n" not in str(ended.value)
 
@@ -300,10 +301,10 @@ def test_no_pickle_is_loaded(tmp_path, learning, saved):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "owned"),)
 
-    evil = shutil.copytree(saved, tmp_path / saved.name)
+    evil = shutil.copytree(saved, tmp_path / "checkpoints" / saved.name)
     (evil / "optimizer.pt").write_bytes(pickle.dumps(dict(optimizer=Evil(), schedule={})))
     with pytest.raises(SystemExit, match="is damaged .UnpicklingError"):
-        folders.restore(evil, *learning)
+        run_folder.restore(run_in(tmp_path, learning))
     assert not (tmp_path / "owned").exists()
 
 
@@ -311,12 +312,12 @@ def test_no_pickle_is_loaded(tmp_path, learning, saved):
                          ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
     """No file may grow past a limit: the real writers of PEFT, safetensors and torch meet it."""
-    first = folders.save(tmp_path, *learning, dict(step=2))
+    first = run_folder.save(run_in(tmp_path, learning, step=2))
     sizes = {path.name: path.stat().st_size for path in first.iterdir()}
     assert sizes["adapter_config.json"] < sizes["adapter_model.safetensors"]
     assert sizes["adapter_model.safetensors"] < sizes["optimizer.pt"] - 100
     said = "^Could not write the checkpoint of step 4 .*free some space.*; everything up to step 2"
     with pytest.raises(SystemExit, match=said), files_of_at_most(sizes[file] - 100):
-        folders.save(tmp_path, *learning, dict(step=4))
+        run_folder.save(run_in(tmp_path, learning, step=4))
     assert list((tmp_path / "checkpoints").iterdir()) == [first]
-    folders.restore(first, *learning)
+    run_folder.restore(run_in(tmp_path, learning))

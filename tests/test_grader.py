@@ -197,20 +197,6 @@ def test_closing_ends_all_that_still_had_to_be_judged(file, tmp_path):
 
 
 # ------------------------------------------------------------------------------ several questions
-@pytest.mark.parametrize("failure, status", [
-    ("os._exit(1)", "killed"), ("1/0", "raised"), ("while True: pass", "timeout")])
-def test_a_fork_of_several_questions_fails_on_none_that_a_new_one_answers(file, failure, status):
-    """Its limits are those of one question, so all that it has kept was computed within them."""
-    if_used = f"{COUNT}\nwhile sys.seen > 1: {failure.removeprefix('while True: ')}"
-    with open_judge(file, "verifier", cpu_seconds=0.5) as grader:
-        assert [one.why for one in grader.grade([(COUNT,)] * 4)] == ["1", "2", "3", "4"]
-        assert [one.why for one in grader.grade([(if_used,)] * 3)] == ["1", "1", "1"]
-        burn = "value += time.process_time()\nwhile time.process_time() < value: pass"
-        assert {one.status for one in grader.grade([(burn, 0.2)] * 4)} == {"correct"}
-        always, after = grader.grade([(failure,), (COUNT,)])
-        assert (always.status, after.why) == (status, "1")
-
-
 def test_a_verdict_is_kept_until_it_is_asked_for():
     with Grader() as grader:  # strings decide these
         for key in range(3):

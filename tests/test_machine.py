@@ -3,7 +3,6 @@ on a busy machine. On a CPU also the forecast of memory, against a real pass, an
 of a step, against steps of stored runs.
 """
 import functools
-import json
 import re
 import subprocess
 import sys
@@ -12,14 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from helpers import ROOT
 from models_small import policy
 from parts import machine
-from parts import settle as settling
-from parts.config import Flags, check
+from parts.config import Config, check
 from parts.engine import configure_vllm
 from parts.logprobs import Sequence, token_logprobs
-from parts.machine import GB, Machine
+from parts.machine import GB
 from world import CPU, known_model, settled
 
 CARDS = {"H100": (9, 0, 80), "T4": (7, 5, 15), "V100": (7, 0, 32)}
@@ -94,12 +91,12 @@ def test_a_card_that_the_cpu_build_does_not_use_is_named(gpu, capsys, found, vis
     assert ("delete .venv and install requirements.txt" in capsys.readouterr().out) == said
 
 
-@pytest.mark.parametrize("flags", [Flags(sleep=True), Flags(engine_memory=0.3)])
+@pytest.mark.parametrize("flags", [Config(sleep=True), Config(engine_memory=0.3)])
 def test_what_a_cpu_cannot_do_is_refused_there_only(gpu, flags):
-    check(flags, vars(Flags()))  # with a GPU it is all right
+    check(flags, vars(Config()))  # with a GPU it is all right
     give(gpu, None)
     with pytest.raises(ValueError, match="has no effect without a GPU"):
-        check(flags, vars(Flags()))
+        check(flags, vars(Config()))
 
 
 @pytest.mark.parametrize("space", ["0", "1.5", ""])
@@ -243,45 +240,3 @@ QWEN = [  # samples a step of Qwen2.5-Coder-0.5B on SVAMP: tokens, engine steps,
     (4060, 88, 269, 110.7), (4520, 149, 515, 127.4), (3574, 64, 2210, 246.0)]
 
 
-def test_the_time_of_a_step_is_that_of_stored_runs_within_a_factor_of_two():
-    """With the tokens that they had. Their speeds were not measured when they ran."""
-    for *tokens, seconds in QWEN:
-        assert 0.5 < machine.seconds_of_step(494e6, *tokens, ONE_CORE, 4) / seconds < 2
-    for line in (ROOT / "bench/results/real_model.jsonl").read_text().splitlines():
-        logged = json.loads(line)["metrics"]
-        foreseen = sum(machine.seconds_of_step(134.5e6, *tokens, ONE_CORE, 4) for tokens in zip(
-            logged["tokens"], logged["engine_steps"], logged["tokens_trained"]))
-        assert 0.5 < foreseen / sum(logged["seconds_sample"] + logged["seconds_train"]) < 2
-
-
-@pytest.mark.parametrize("flags, sampled, engine_steps, trained", [
-    (dict(), 24 * 32 * 64 + 24 * 256, 4 * 64, 24 * 4 * 320),  # the rounds follow each other
-    (dict(engine_sequences=100), 24 * 32 * 64 + 24 * 256, 8 * 64, 24 * 4 * 320),  # 192 a round
-    (dict(sampler="uniform", batch_prompts=2), 2 * 4 * 64 + 2 * 256, 64, 2 * 4 * 320),
-    (dict(sampler="dapo", batch_prompts=2), 4 * (2 * 4 * 64 + 2 * 256), 4 * 64, 2 * 4 * 320),
-    (dict(sampler="gvm", batch_prompts=2), 2 * 16 * 64 + 2 * 256, 2 * 64, 2 * 8 * 320)])
-def test_the_longest_step_takes_all_rounds_and_all_tokens(flags, sampled, engine_steps, trained):
-    assert machine.worst_case(settled(**flags)) == (sampled, engine_steps, trained)
-
-
-def test_the_line_names_the_time_and_the_flags_to_lower():
-    c = settled(max_tokens=64, batch_prompts=2, sampler="uniform")
-    said = machine.longest_step(c, 10**9, (1e12, 1e12))
-    assert "up to 18 seconds, if it samples all of 1,024 tokens and trains on 2,560" in said
-    assert all(hasattr(c, flag.replace("-", "_")) for flag in re.findall(r"--([\w-]+)", said))
-    assert min(machine.measured_speeds(seconds=0.0)) > 0  # of work that is done once at least
-
-
-@pytest.mark.parametrize("model, flags, here, timed, small", [
-    ("Qwen2.5-Math-1.5B", {}, CPU, True, False), ("Qwen2.5-0.5B", {}, CPU, False, True),
-    ("Qwen2.5-0.5B", dict(max_tokens=300), CPU, True, True), ("tiny", {}, CPU, False, False),
-    ("Qwen2.5-0.5B", {}, Machine("H100", 80 * GB, "bfloat16"), False, False)])
-def test_what_the_size_of_a_model_means_is_said_before_the_engine_starts(
-        monkeypatch, capsys, model, flags, here, timed, small):
-    monkeypatch.setattr(settling, "measured_speeds", lambda: ONE_CORE)
-    settling.say_settings(Flags(model=model, **flags), settled(here, model=model, **flags), here,
-                          known_model(model))
-    said = capsys.readouterr().out
-    assert ("on this CPU a step can take up to " in said) == timed
-    assert ("this model is small, so its settings are" in said and "steps = 20" in said) == small
-    assert "max_tokens = " not in said or "max_tokens" not in flags  # what is given is not listed

@@ -244,7 +244,7 @@ def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
                           schedule=SimpleNamespace(last_epoch=learnt))
     row = summarize(groups) | dict(step=step, skipped_steps=skipped, loss=0.0, weight_ess=ess)
     run.history = [row]
-    return watch(groups, run)
+    return watch(groups, run.history, run)
 
 
 @pytest.mark.parametrize("rewards, status, settings, causes", [

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import eval as evaluation
 import minirl
 from minirl import Row
 from models_small import policy, second, trained_weights
-from parts import run as running
+from parts import evaluation, logprobs
+from parts.policy import make_optimizer
 from parts.routing_replay import note_routes
-from parts.run import make_optimizer
 from world import by_text, ready, settled, silent
 
 
@@ -99,24 +98,38 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 
 
 # ------------------------------------------------------------------------------ the loop
-@pytest.mark.parametrize("evaluated, asked", [(-1, [(2.0, "3/7")]), (7, [])])
-def test_an_evaluation_that_is_due_samples_at_the_trainings_temperature(
-        monkeypatch, evaluated, asked):
+def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
     """From draws of its own: another run's are others, and another step's. And a reward that failed
     is the worst of the whole evaluation."""
-    run, found, results = ready(steps=7, temperature=2.0, eval_k=1, seed=3), [], []
+    run, found = ready(steps=7, temperature=2.0, eval_k=1, seed=3), []
     run.held_out = [SimpleNamespace(source="mine", id=str(q)) for q in range(4)]
-    run.state["step"], run.evaluated = 7, evaluated
+    run.state["step"] = 7
     rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
                  status="wrong" if reward else "raised")
             for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
     monkeypatch.setattr(evaluation, "draw_samples", lambda *_, temperature, seed: (
         found.append((temperature, seed)) or rows[::-1]))
-    monkeypatch.setattr(minirl, "record_evaluation", lambda _, found, run: results.extend(
-        one["avg"] for one in found.values()))
-    minirl.evaluate_if_due(run)
-    assert found == asked and results == [-14.5 / 4] * len(asked)
-    assert run.events == ["clear"] * len(asked)  # a resumed run has nothing of it in its cache
+    assert [row["reward"] for row in minirl.evaluate_held_out(run)] == [-5.0, -5.0, -4.0, -0.5]
+    assert found == [(2.0, "3/7")] and run.events == ["clear"]  # a resumed run has an empty cache
+
+
+@pytest.mark.parametrize("first, every, wanted", [
+    (True, 3, [0, 3, 6, 7]), (True, 0, [0, 7]), (False, 3, [3, 6, 7]), (False, 0, [7])])
+def test_the_loop_logs_evaluates_and_saves_each_step(monkeypatch, tmp_path, first, every, wanted):
+    run, seen = ready(steps=7, eval_first=first, eval_every=every), []
+    said = SimpleNamespace(step=lambda *_: seen.append("log"), close=lambda: seen.append("close"),
+                           evaluation=lambda rows: seen.append(("evaluation", rows)))
+    monkeypatch.chdir(tmp_path)
+    for name, instead in dict(
+            open_grader=lambda *_: contextlib.nullcontext(), set_up=lambda *_: run,
+            Log=lambda run: said, evaluate_held_out=lambda run: run.state["step"],
+            save=lambda *_: seen.append("save"), draw_run=lambda _: seen.append("draw"),
+            train_step=lambda step, run: (seen.append(step), {})).items():
+        monkeypatch.setattr(minirl, name, instead)
+    minirl.main(replace(run.config, name="mine"))
+    due = [("evaluation", step) for step in range(8)]
+    every_step = [[step, "log", *[due[step]] * (step in wanted), "save"] for step in range(1, 8)]
+    assert seen == [*[due[0]] * first, *sum(every_step, []), "close", "draw"]
 
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
@@ -129,30 +142,12 @@ def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
 
 def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(monkeypatch):
     run = ready(micro_tokens=900, max_prompt_tokens=100, max_tokens=200)
-    seen, real = [], running.token_logprobs
-    monkeypatch.setattr(running, "token_logprobs", lambda policy, rows, temperature: (
+    seen, real = [], logprobs.token_logprobs
+    monkeypatch.setattr(logprobs, "token_logprobs", lambda policy, rows, temperature: (
         seen.append([len(row.ids) for row in rows]), real(policy, rows, temperature))[1])
-    running.try_largest_batch(run)
+    logprobs.try_largest_batch(run)
     assert seen == [[300] * 3] and run.events == ["sleep", "wake"]
     assert all(p.grad is None for p in run.policy.parameters())
-
-
-def test_the_loop_logs_and_saves_each_step_before_it_is_evaluated(monkeypatch):
-    run, seen = ready(steps=2), []
-    run.steps = lambda: range(1, 3)
-    run.config = replace(run.config, reward="mine.py:score", threshold=0.25)
-    instead = dict(open_grader=lambda *asked: seen.append(asked) or contextlib.nullcontext(),
-                   prepare=lambda *_: run)
-    for name in ("try_largest_batch", "log_and_save", "evaluate_if_due", "update_bar", "close_run"):
-        instead[name] = lambda *_, name=name: seen.append(name)
-    instead["train_step"] = lambda step, run: (seen.append(step), {})
-    for name, called in instead.items():
-        monkeypatch.setattr(minirl, name, called)
-    minirl.main(run.config)
-    step = ["log_and_save", "evaluate_if_due", "update_bar"]
-    assert seen.pop(0) == ("mine.py:score", 0.25)
-    assert seen == ["try_largest_batch", "evaluate_if_due", 1, *step, 2, *step, "close_run"]
-    assert run.events == ["sync", "probe"]
 
 
 # ------------------------------------------------------------------------------ float16

@@ -12,10 +12,10 @@ from minirl import Row, objective
 from models_small import (gradients_of, plain_logprobs, policy, random_groups, tiny_policy,
                           update)
 from parts import logprobs
-from parts.config import CLIPS, OBJECTIVES, Settings
+from parts.config import CLIPS, OBJECTIVES, Config
 from parts.logprobs import Sequence
 from parts.metrics import diagnostics
-from parts.run import make_optimizer
+from parts.policy import make_optimizer
 from world import settled
 
 
@@ -37,7 +37,7 @@ def tokens(count: int, seed: int, spread: float = 0.3):
     return lp, old, mu, advantage
 
 
-def by_the_papers(theta, old, mu, A, c: Settings):
+def by_the_papers(theta, old, mu, A, c: Config):
     """(term, its slope, mask, weight) of one token, the formulas written anew."""
     r, moved, mismatch = math.exp(theta - old), math.exp(theta) - math.exp(mu), math.exp(old - mu)
     bounded = min(max(r, 1 - c.eps_low), 1 + c.eps_high) if c.clip else r
@@ -91,7 +91,7 @@ def test_each_objective_brings_its_advantage_and_length_normalisation():
     own = settled(objective="grpo", advantage="pool-mean", length_norm="constant")
     assert (own.advantage, own.length_norm) == ("pool-mean", "constant")
     with pytest.raises(ValueError, match="objective nope needs a branch in minirl.objective"):
-        objective(*tokens(3, seed=0), Settings(objective="nope"))
+        objective(*tokens(3, seed=0), Config(objective="nope"))
 
 
 # ------------------------------------------------------------------ the whole update
@@ -183,11 +183,11 @@ def test_diagnostics_by_hand_and_only_of_what_the_objective_does():
         clipped_negative=1 / 4, entropy_trained=2,
         logprob_gap=1,  # here the engine finds it more likely; less would be as wrong
         tokens_trained=4)  # one that is stopped goes forward and backward as well
-    found = diagnostics(rows, Settings())
+    found = diagnostics(rows, Config())
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
     for row in rows:
         row.old_logprobs, row.mu_logprobs = torch.tensor(row.mu_logprobs), row.old_logprobs.tolist()
-    assert diagnostics(rows, Settings())["logprob_gap"] == 1
+    assert diagnostics(rows, Config())["logprob_gap"] == 1
     grpo, cispo, unclipped = (diagnostics(rows, settled(**flags)) for flags in (
         dict(objective="grpo"), dict(objective="cispo"), dict(clip=False, weight_cap=0)))
     assert grpo["clipped_negative"] == 1 / 4 and "weight_truncated" not in grpo

@@ -10,9 +10,9 @@ import torch
 
 from helpers import ROOT, lines, run_program
 from models.problems import chains
-from parts.config import Settings
+from parts.config import Config
 from parts.data import load_problems, load_train_and_held_out
-from parts.folder import append
+from parts.files import append
 from parts.grader import OwnReward, require_function
 
 
@@ -94,9 +94,9 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
     rows = [dict(question="a?", number=3, nested=dict(more=0.5), tags=["x"]),
             dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
     append(tmp_path / "data.jsonl", *rows)
-    problems = load_problems(str(tmp_path / "data.jsonl"), whole_rows=True)
+    problems = load_problems(str(tmp_path / "data.jsonl"), whole=True)
     assert [problem.row for problem in problems] == rows
-    built_in, = load_problems("builtin", whole_rows=True, limit=1)
+    built_in, = load_problems("builtin", whole=True, limit=1)
     assert built_in.row.items() >= dict(problem=built_in.problem, id=built_in.id).items()
     monkeypatch.setenv("HOME", str(tmp_path))
     require_function(f"~/{mine.name}:row")  # else SystemExit
@@ -162,7 +162,7 @@ def test_no_gold_is_needed(tmp_path, capsys):
     rows = [dict(question=f"Say something about {i}.", key=f"k{i}") for i in range(30)]
     file = str(tmp_path / "mine.jsonl")
     append(file, *rows, dict(key="no question"), rows[0])
-    train, held_out = load_train_and_held_out(file, "held-out", whole_rows=True)
+    train, held_out = load_train_and_held_out(file, "held-out", whole=True)
     assert sorted(p.row["key"] for p in train + held_out) == sorted(row["key"] for row in rows)
     assert {p.answer for p in train + held_out} == {""}
     assert "(dropped 1 without a problem, 1 double)" in capsys.readouterr().out
@@ -175,7 +175,7 @@ def load(name):
 
 def test_the_example_of_json_answers_is_right_about_its_own_file():
     rows = lines(ROOT / "examples" / "people.jsonl")
-    assert len(load_problems(str(ROOT / "examples/people.jsonl"), whole_rows=True)) == len(rows)
+    assert len(load_problems(str(ROOT / "examples/people.jsonl"), whole=True)) == len(rows)
     with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
         answers = [json.dumps({key: row[key] for key in ("name", "age", "city")}) for row in rows]
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
@@ -195,7 +195,7 @@ def test_the_pages_examples_do_what_it_says(tmp_path):
     for code, asked in zip(codes, ([(dict(answer="1/2"), completion) for completion in right],
                                    [(dict(answer="7"), *texts) for texts in tags]), strict=True):
         (tmp_path / "mine.py").write_text(code)
-        with OwnReward(f"{tmp_path}/mine.py:score", Settings.threshold, workers=1) as grader:
+        with OwnReward(f"{tmp_path}/mine.py:score", Config.threshold, workers=1) as grader:
             rewarded.append(grader.grade(asked))
     assert [one.reward for one in rewarded[0]] == list(right.values())
     assert [one.status == "correct" for one in rewarded[0]] == [r >= 1 for r in right.values()]

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 import compare
 from explorer import panels
 from helpers import ROOT, lines
-from parts.folder import NO_VERDICT, append
+from parts.files import append
+from parts.grader import NO_VERDICT
 from test_explore import make
 
 

@@ -7,7 +7,6 @@ from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from helpers import ROOT
 from models import make
 from parts import prompts
 from parts.data import Problem
@@ -110,72 +109,13 @@ def with_row(text, **row):
     return Problem(text, "2", text, "s", shown=dict(question=text, **row))
 
 
-def test_a_jinja_file_can_show_the_whole_row(tokenizer, tmp_path, capsys):
-    def prompts_of(name, source, *problems):
-        template = str(file(tmp_path, name, source))
-        return [p.prompt for p in add_prompts(problems, tokenizer, template, 700)]
-
-    page, which = (ROOT / "docs/data.md").read_text(), with_row("Which?", choices=["pear", "car"])
-    source, = (block for block in page.split("```\n") if "row.passage" in block)
-    turn = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert prompts_of("page.jinja", source, with_row("What?", passage="A pear."), which) == [
-        turn.format("A pear.\n\nWhat?\n"), turn.format("\n\nWhich?\n0) pear\n1) car\n")]
-    assert len(prompts_of("page.jinja", source, which)) == 1
-    assert "does not show" not in capsys.readouterr().out
-    same, empty = ("same.jinja", "{{ row.choices }}"), with_row("b", choices=[])
-    prompts_of(*same, which, empty)
-    assert "same.jinja does not show the problem, such as 'Which?'" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="same.jinja does not show the problem, such as 'b'"):
-        prompts_of(*same, empty, with_row("a", choices=[]))
-    for source, shows in (("{{ row.a }}", "{{ row.a }}"), ("{{ row['a'] }}", "{{ row['a'] }}"),
-                          ("{{ problem }}", ""), ("{{ rows }}", "")):
-        assert prompts.shown_by(str(file(tmp_path, "a.jinja", source))) == shows
-    assert prompts.shown_by("chat") == prompts.shown_by("row.json") == ""
-
-
 # ----------------------------------------------------------------- instructions, said only once
 DAPO = ('Solve the following math problem step by step. The last line of your response should be '
         'of the form Answer: $Answer (without quotes) where $Answer is the answer to the '
         'problem.\n\n{}\n\nRemember to put your answer on its own line after "Answer:".')
 
 
-@pytest.mark.parametrize("around", ["{}\n" + BOXED, "{} " + STEPS, DAPO])
-@pytest.mark.parametrize("template", [*prompts.TEMPLATES, "mine.json", "box.json", "mine.jinja"])
-def test_an_instruction_of_the_data_goes_only_where_the_template_gives_one(
-        qwen, tmp_path, capsys, template, around):
-    for name, content in (("mine", "Be brief. {problem}"), ("box", "{problem} Use \\boxed{}.")):
-        file(tmp_path, f"{name}.json", json.dumps([dict(role="user", content=content)]))
-    file(tmp_path, "mine.jinja", "Q: {{ problem }}")
-    chosen = str(tmp_path / template) if "." in template else template
-    twice = template in ("reinforce-ada", "qwen25-math-cot", "qwen-boxed", "llama", "box.json")
-    text = around.replace("{}", "Why?", 1)
-    problems = asked(text, "How?", text)
-    made = add_prompts(problems, qwen, chosen, 2000)
-    bare = add_prompts(asked("Why?"), qwen, chosen, 2000)[0].prompt
-    assert made[0].prompt == (bare if twice else bare.replace("Why?", text))
-    assert [p.problem for p in made] == [text, "How?", text]  # the logs have it as it was
-    said = capsys.readouterr().out
-    assert ("2 of 3 problems" in said and "instruction" in said) == twice
-    rewarded = [Problem(text, "", text, "s", row=dict(x=1))]  # --reward may need it
-    assert add_prompts(rewarded, qwen, chosen, 2000)[0].prompt == bare.replace("Why?", text)
-
-
 # --------------------------------------------------------------------------- control tokens in data
-@pytest.mark.parametrize("token", [
-    "<|assistant|>", "<|endoftext|>",  # this model's; those of others:
-    "<|im_start|>", "[INST]", "<|start_header_id|>", "<start_of_turn>", "<|system|>",
-    "<\uff5cUser\uff5c>", ""])
-def test_control_tokens_in_data_are_counted_with_an_example(tokenizer, tmp_path, capsys, token):
-    text = f"Is 2 < 5 | 5 > 2? {token}<b>Why</b>? [1]"
-    add_prompts(asked(text, "1+1=?", text + "2"), tokenizer, "chat", 700)
-    template = str(file(tmp_path, "shows.jinja", "{{ problem }}{{ row.passage }}"))
-    add_prompts([with_row("Who?", passage=text)], tokenizer, template, 700)
-    said = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    for line, count in zip(said, ("2 of 3 problems", "1 of 1 problem"), strict=bool(token)):
-        assert f"control tokens in {count}, such as {token} in " in line
-        assert token and "--template none" in line
-
-
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),

@@ -20,7 +20,7 @@ import minirl
 from course import simulate
 from helpers import HANG, ROOT, contents
 from parts.config import parse
-from parts.folder import append
+from parts.files import append
 from parts.models import load_tokenizer, tiny_folder
 from recipes import export
 from world import Grader, small_run

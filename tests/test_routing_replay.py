@@ -15,7 +15,7 @@ import models_small
 from engines import gap, random_ids, rows_of, serve
 from helpers import lines, run_program
 from models_small import gradients_of, model_folder, random_groups
-from parts import run as running
+from parts.policy import make_optimizer
 from parts.logprobs import Sequence, micro_batches, token_logprobs
 from parts.routing_replay import replaying
 from world import settled
@@ -177,7 +177,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
     for group in groups:
         rows = [row for row in minirl.rows_of_group(group, config) if row.coefficient]
         first += logprobs(policy, rows).tolist()
-    metrics = models_small.update(policy, *running.make_optimizer(policy, config), groups, config)
+    metrics = models_small.update(policy, *make_optimizer(policy, config), groups, config)
     (lp, old), (later, later_old) = seen
     assert torch.equal(lp, old)
     assert (later - later_old).abs().max() > 1e-3
@@ -191,7 +191,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
     config = replace(config, mini_batches=1)  # where pi_old is not computed in a pass of its own
-    again = running.make_optimizer(policy, config)
+    again = make_optimizer(policy, config)
     assert "routes_agree_all" in models_small.update(policy, *again, groups_for(), config)
 
 

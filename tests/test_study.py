@@ -14,13 +14,11 @@ import probes
 import sampling
 import store
 import study
-import transfer
 from helpers import ROOT
 from helpers import lines as rows_of
-import eval as evaluation
 from parts.config import parse
 from parts import probe
-from parts.folder import append
+from parts.files import append
 
 PAGES = sorted(file.stem for file in (ROOT / "bench/results").glob("*.jsonl"))
 
@@ -111,26 +109,6 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
     monkeypatch.setattr(sys, "argv", ["study.py", "some", "--into", "anew"])  # made one by one
     with pytest.raises(SystemExit, match="some.jsonl stores no commands of its runs"):
         study.main()
-
-
-@pytest.mark.parametrize("data, own", [
-    ("builtin", {}), ("builtin", dict(stop="7")), ("some/mine.jsonl", dict(columns="q,a")),
-    ("some/mine.jsonl", dict(columns="q,a", reward="mine.py:score", threshold=0.5))])
-def test_before_and_after_have_one_protocol(finished, data, own):
-    """Of a file, eval.py takes columns and reward from the adapter's run; of a model it knows none.
-    """
-    usual = dict(template="chat", max_tokens=7, max_prompt_tokens=9, temperature=0.5)
-    (finished / "config.json").write_text(json.dumps(dict(starts=[], config=dict(
-        model="tiny", columns="q,a", reward="", threshold=0.7) | usual | own)))
-    before, after = transfer.commands(f"{finished}/", data, ["--k", "2"])
-    judged = [f"--{name.replace('_', '-')}={value}" for name, value in (usual | own).items()]
-    assert before[2:] == after[3:] == [f"--data={data}", *judged, "--k", "2"]
-    assert data != "builtin" or evaluation.parse(before).max_tokens == 7
-    assert before[1] == f"--out={finished}-before-{'mine' if 'columns' in own else 'builtin'}"
-    assert after[2] == before[1].replace("--out", "--against")
-    assert "--reward" not in " ".join(transfer.commands(str(finished), "math500", [])[0])
-    with pytest.raises(SystemExit, match="gone is no folder of a run"):
-        transfer.commands("gone", data, [])
 
 
 # ----------------------------------------------------------------------------------------- its runs

@@ -6,7 +6,7 @@ import torch
 
 from helpers import SMALL, lines, run_program
 from models.problems import chains
-from parts.folder import append
+from parts.files import append
 from parts.models import tiny_folder
 from explorer.panels import PANELS, drawn_rows
 

@@ -18,7 +18,7 @@ pytest.importorskip("trl", "1.16.0")
 
 import minirl
 from helpers import HANG, ROOT, lines, run_program
-from parts.config import Settings, settings_of
+from parts.config import Config, settings_of
 from parts.engine import Engine
 from parts.policy import load_policy
 from parts.provenance import note_start
@@ -147,7 +147,7 @@ def test_a_sample_has_a_seed_of_its_own():
     seeds, engine = [], SimpleNamespace(submit=lambda *_, seed: seeds.append(seed))
     for seed, step, name, place in "70a0", "80a0", "71a0", "70b0", "70a1", "70a0":
         problem = SimpleNamespace(id=name, prompt_ids=[1])
-        SeededEngine(engine, Settings(seed=seed), step).submit((len(seeds), place), problem)
+        SeededEngine(engine, Config(seed=seed), step).submit((len(seeds), place), problem)
     assert len({*seeds}) == 5 and seeds[0] == seeds[5]
 
 

@@ -16,16 +16,16 @@ import minirl
 from ada_sampler import Estimator
 from models_small import one_layer
 from parts import config as configuration
-from parts import run as running
-from parts.config import Flags, Settings
+from parts import engine as engines
+from parts.config import Config
 from parts.engine import Rollout
-from parts.folder import LOGS, read_rows
+from parts.run_folder import LOGS
+from parts.files import read_rows
 from parts.grader import Verdict
 from parts.machine import GB, Machine
 from parts.models import TINY, Model, find_model
-from parts.provenance import base_of
-from parts.run import FRESH_STATE, make_optimizer
-from parts.settle import settle
+from parts.policy import make_optimizer
+from parts.config import with_defaults
 
 WORDS = 32  # what the engine writes with
 RATES = [0.15, 0.3, 0.5, 0.7, 0.85, 0.5]  # how often prompts are solved
@@ -164,20 +164,20 @@ NAMED = {"SmolLM2-135M-Instruct": "small", "Qwen2.5-0.5B": "half"}
 def known_model(base: str) -> Model:
     """What its files would tell; all that are not built in and not in NAMED have 1.5 B."""
     if base in TINY:
-        return find_model(base, base)
+        return find_model(base)
     return Model(base, base, LlamaConfig(**SIZES[NAMED.get(base, "large")]))
 
 
-def settle_flags(flags: Flags, machine: Machine = CPU) -> Settings:
+def settle_flags(flags: Config, machine: Machine = CPU) -> Config:
     """The settings of a run, as its first lines make them of these flags."""
-    model = known_model(base_of(flags.model))
+    model = known_model(flags.model)
     if flags.replay in ("r2", "r3"):
         model = known_model("tiny-moe")
-    return settle(replace(flags, name=configuration.name_of(flags)), machine, model)
+    return with_defaults(replace(flags, name=configuration.name_of(flags)), model, machine)
 
 
-def settled(machine: Machine = CPU, **flags) -> Settings:
-    return settle_flags(Flags(**flags), machine)
+def settled(machine: Machine = CPU, **flags) -> Config:
+    return settle_flags(Config(**flags), machine)
 
 
 # ------------------------------------------------------------------------------ one step
@@ -199,15 +199,16 @@ def ready(mixture=False, judge=by_text, **flags) -> SimpleNamespace:
     return SimpleNamespace(
         config=config, policy=trained, optimizer=optimizer, schedule=schedule, events=events,
         engine=engine, grader=Grader(judge), stream=stream, estimator=Estimator(), probe=probe,
-        state=FRESH_STATE.copy(), folder=Path("mine"), evaluated=-1)
+        state=dict(step=0, samples_total=0, tokens_total=0, seconds_total=0.0),
+        folder=Path("mine"))
 
 
 # ------------------------------------------------------------------------------ a whole run
 def stand_in(put=setattr, engine=Engine) -> None:
     """Put the mocks into the program, in a test's process or in one that it starts."""
-    put(running, "Engine", lambda path, *, routes=False, **_: engine(seed=None, routes=routes))
-    put(running, "start_probe", lambda *_: SimpleNamespace(check=lambda: dict(probe_gap_max=0.0)))
-    put(running, "draw_run", lambda folder: None)
+    put(engines, "Engine", lambda path, *, routes=False, **_: engine(seed=None, routes=routes))
+    put(minirl, "start_probe", lambda *_: SimpleNamespace(check=lambda: dict(probe_gap_max=0.0)))
+    put(minirl, "draw_run", lambda folder: None)
     for module in ("minirl", "rewards"):
         put(__import__(module), "open_grader", lambda *_: Grader())
 
@@ -217,7 +218,7 @@ def small_run(folder: Path, engine=Engine, **flags) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         stand_in(patch.setattr, engine)
-        minirl.main(Flags(**WHOLE | flags))
+        minirl.main(Config(**WHOLE | flags))
     return folder / "runs" / (WHOLE | flags)["name"]
 
 

@@ -150,12 +150,6 @@ def words(text: str) -> str | None:
     return "|".join(sorted(alternatives))
 
 
-def is_one_value(gold: str) -> bool:
-    """Whether a gold is a number or a formula. `about 5`, `n/a` and `2,5` (a list) are not."""
-    return not (SURELY_WORDS.search(MARKUP.sub(" ", gold)) or SURELY_WORDS.match(gold)
-                or is_list(gold) or NONE.fullmatch(gold))
-
-
 def take_choice(gold: str, answer: str) -> str:
     r"""The letter or the value of `\textbf{(C)}\ 42`, whichever kind the gold is."""
     if A_CHOICE.fullmatch(gold):

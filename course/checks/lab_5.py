@@ -5,7 +5,7 @@ import torch
 
 import minirl
 from course.checks import Wrong, must_be, results, spelled
-from parts.config import Settings
+from parts.config import Config
 
 # Numbers for which different mistakes give different weights: pi_theta, pi_old, mu
 TRIPLES = (0.6, 0.3, 0.2), (0.2, 0.4, 0.5), (0.5, 0.5, 0.4)
@@ -65,7 +65,7 @@ def ask(tokens, settings={}):
     *probabilities, As, Ms = zip(*tokens)
     lp, old, mu = tensors(*zip(*probabilities))
     A_T, M_T = torch.tensor([As, Ms], dtype=torch.float64)
-    config = Settings(**settings)
+    config = Config(**settings)
     given = A_T.clone()
     term, mask, found = results(
         minirl.objective, "term_T M_T w_T", lp, old, mu, given, config)
@@ -113,7 +113,7 @@ def ask_one(tokens):
     lp, old, mu = tensors(tokens[0][:3])
     A_T = torch.tensor([tokens[0][3]], dtype=torch.float64)
     must_be_constant("the weight that objective returns",
-                     minirl.objective(lp, old, mu, A_T, Settings())[2])
+                     minirl.objective(lp, old, mu, A_T, Config())[2])
 
 
 def has_gradient(value) -> bool:
@@ -146,7 +146,7 @@ def ask_norms(norm: str):
         rows = [minirl.Row(ids=[0] * (2 + i + n), prompt_length=2 + i, mu_logprobs=[0.0] * n,
                            coefficient=i % 2)  # rows without a gradient count
                 for i, n in enumerate(lengths)]
-        minirl.set_norms(rows, Settings(**settings))
+        minirl.set_norms(rows, Config(**settings))
         said = ", ".join(f"{name}={value}" for name, value in settings.items())
         must_be(f"norms of rows with {spelled(lengths)} response tokens, {said}",
                 [row.norm for row in rows], NORMS[norm](lengths, N, most))

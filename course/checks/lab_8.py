@@ -4,7 +4,7 @@ from math import comb
 
 import numpy as np
 
-import eval as evaluation
+from parts import evaluation
 from course.checks import Wrong, must_be, must_give
 
 

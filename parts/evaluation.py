@@ -1,0 +1,184 @@
+"""Evaluation, shared by minirl.py and eval.py: k answers to every problem, and their statistics.
+
+avg@k   the mean reward of a question's k answers, averaged over questions
+pass@k  the probability that at least one of k answers is right; unbiased (arXiv 2107.03374, Eq. 1)
+
+Results are computed from rows `in_order`, k answers per question. _Q: one entry per question.
+"""
+import math
+import random
+from collections import Counter
+from itertools import groupby
+
+import numpy as np
+from tqdm import tqdm
+
+from ada_sampler import fill_missing
+from parts.data import MEASURED, expand
+from parts.grader import NO_VERDICT, mean_parts
+
+
+# ----------------------------------------------------------------------------------------- sampling
+def evaluate(engine, grader, problems, k: int, max_tokens: int, **how) -> list[dict]:
+    """k answers to every problem, in order and with rewards. `how`: see `draw_samples`."""
+    samples = draw_samples(engine, grader, problems, k, max_tokens, **how)
+    return with_rewards(in_order(samples, problems, k))
+
+
+def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.0, seed=""):
+    """Sample k answers to every problem (see prompts.py) and grade them while the engine runs.
+
+    Yields a row per answer (`as_row`) as soon as it is graded. `done` are rows from before an
+    interruption, which are not sampled again. Each answer has a separate seed, which is made of
+    `seed`, its problem and its number. So it does not depend on other answers or interruptions.
+    Otherwise a resumed evaluation would keep the short answers and sample new long ones.
+    """
+    asked = [divmod(i, k) for i, row in enumerate(in_order(done, problems, k)) if row is None]
+    for q, s in asked:
+        name = f"{seed}/{problems[q].source}/{problems[q].id}/{s}"
+        engine.submit((q, s), problems[q].prompt_ids, max_tokens, temperature=temperature,
+                      seed=random.Random(name).getrandbits(63))
+    arrived = []
+    with tqdm(total=len(asked), desc="  evaluating", unit="sample", leave=False,
+              disable=None) as bar:  # None: no bar without a terminal
+        while engine.busy or arrived:
+            due, arrived = arrived, list(engine.step()) if engine.busy else []
+            for (q, s), rollout in arrived:
+                require_numbers(rollout)
+                style = "minerva" if problems[q].source in MEASURED else ""
+                grader.submit(("eval", q, s), problems[q], rollout, style=style)
+                rollout.routes = None  # only MoE models have them, and they are large
+            for (q, s), rollout in due:  # one engine step later, so that grading had time
+                yield as_row(problems[q], s, rollout, grader.result(("eval", q, s)))
+                bar.update()
+
+
+def require_numbers(rollout) -> None:
+    """Raises SystemExit if the model computed no finite log-prob for a whole answer.
+
+    Then vLLM writes token 0, which is `!` in many tokenizers, and this would be graded as wrong.
+    """
+    if not any(map(math.isfinite, rollout.logprobs)):
+        raise SystemExit("The model computes no finite numbers, because its weights are damaged or "
+                         "too large for float16 (then use a card that computes in bfloat16).")
+
+
+def as_row(problem, s: int, rollout, verdict) -> dict:
+    """A line of eval.jsonl. The reward is NaN if the grader failed; then `why` says how."""
+    row = dict(data=problem.source, id=problem.id, sample=s, gold=problem.answer,
+               reward=verdict.reward,
+               status=verdict.status, finish_reason=rollout.finish_reason,
+               tokens=len(rollout.token_ids), text=rollout.text) | verdict.parts
+    if verdict.status in NO_VERDICT:
+        row["why"] = verdict.why
+    if problem.level:
+        row["level"] = problem.level
+    return row
+
+
+def is_sample(row: dict) -> bool:
+    return row.keys() >= {"data", "id", "sample", "reward", "status", "finish_reason", "tokens"}
+
+
+def in_order(rows, problems, k: int) -> list[dict | None]:
+    """The rows of all answers, k per question, in order; None if a row is missing."""
+    drawn = {(row["data"], row["id"], row["sample"]): row for row in rows}
+    return [drawn.get((problem.source, problem.id, s)) for problem in problems for s in range(k)]
+
+
+def with_rewards(rows: list[dict]) -> list[dict]:
+    """The rows. If the grader failed, the reward is 0, or the lowest of all if this is negative."""
+    rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
+    return [row | dict(reward=reward) for row, reward in zip(rows, fill_missing(rewards))]
+
+
+# --------------------------------------------------------------------------------------- statistics
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """1 - C(n-c, k) / C(n, k), the probability that k of n answers include one of c right ones."""
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise ValueError(f"no pass@{k} from {n} answers, {c} of them right")
+    # The product has a factor 0 if fewer than k are wrong.
+    return 1 - math.prod((n - c - i) / (n - i) for i in range(k))
+
+
+def bootstrap(sets: list, weights: list | None = None, resamples=4000, seed=0) -> dict:
+    """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % interval.
+
+    Questions are resampled within each set. For differences of two models on the same questions,
+    this is the paired interval. With fewer than about 30 questions it is too narrow, and if all
+    values are equal it is a point.
+    """
+    rng, total = np.random.default_rng(seed), np.zeros(resamples)
+    weights = np.ones(len(sets)) if weights is None else np.array(weights, float)
+    for value_Q, weight in zip(map(np.asarray, sets), weights / weights.sum()):
+        Q = len(value_Q)
+        means = [value_Q[rng.integers(0, Q, Q)].mean() for _ in range(resamples)]
+        total += weight * np.array(means)
+    avg = float(np.average([np.mean(values) for values in sets], weights=weights))
+    low, high = map(float, np.percentile(total, (2.5, 97.5)))
+    return dict(avg=avg, ci_low=low, ci_high=high)
+
+
+def means_Q(rows: list[dict], k: int) -> list[float]:
+    """avg@k of each question."""
+    return [sum(row["reward"] for row in rows[i:i + k]) / k for i in range(0, len(rows), k)]
+
+
+def report(rows: list[dict], k: int) -> dict:
+    """The results of some questions: avg (avg@k), ci_low, ci_high, pass {j: pass@j}, and more.
+
+    avg is a mean of rewards, and reward/NAME is the mean of one of their parts. correct and pass
+    count answers with the status "correct". With rewards of 0 and 1, avg and correct are equal.
+    """
+    right = [row["status"] == "correct" for row in rows]
+    right_Q = [sum(right[i:i + k]) for i in range(0, len(rows), k)]
+    js = sorted({k, *(2**i for i in range(k.bit_length()))})
+    verdicts = Counter(row["status"] for row in rows)
+    return bootstrap([means_Q(rows, k)]) | {
+        "k": k, "questions": len(right_Q), "correct": sum(right) / len(rows),
+        "pass": {j: float(np.mean([pass_at_k(k, c, j) for c in right_Q])) for j in js},
+        "no_box": verdicts["no_box"] / len(rows),
+        "truncated": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
+        "verifier_failures": sum(verdicts[status] for status in NO_VERDICT) / len(rows),
+        "response_length": sum(row["tokens"] for row in rows) / len(rows),
+        "verdicts": dict(verdicts)} | mean_parts(rows)
+
+
+def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
+    """A `report` of each set that `data` names. Held-out problems of training data are one set."""
+    if len(expand(data)) == 1:
+        return {data: report(rows, k)}
+    sets = groupby(rows, lambda row: row["data"])
+    return {name: report(list(of_set), k) for name, of_set in sets}
+
+
+def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
+    """sets: {name: report, with reports per level if known}; weighted: the mean over all sets."""
+    sets, means = {}, []
+    for name in weights:
+        of_set = [row for row in rows if row["data"] == name]
+        levels = {row["level"] for row in of_set if "level" in row}
+        sets[name] = report(of_set, k) | {"levels": {
+            level: report([row for row in of_set if row.get("level") == level], k)
+            for level in sorted(levels, key=lambda level: (len(level), level))}}  # 2 before 10
+        means.append(means_Q(of_set, k))
+    return dict(sets=sets, weighted=bootstrap(means, list(weights.values())))
+
+
+def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, float]) -> dict:
+    """Name of a set -> mean change of avg@k since `before_Q`, its paired interval, counts.
+
+    Both models have the same questions, so the difficulty cancels, and the interval is much
+    narrower than the separate intervals suggest.
+    """
+    changes = {name: [] for name in weights}
+    for row, after, before in zip(rows[::k], means_Q(rows, k), before_Q, strict=True):
+        changes[row["data"]].append(after - before)
+    results = {name: bootstrap([values]) for name, values in changes.items()}
+    if len(results) > 1:
+        results["weighted"] = bootstrap(list(changes.values()), list(weights.values()))
+        changes["weighted"] = sum(changes.values(), [])
+    for name, values in changes.items():
+        results[name] |= dict(better=sum(value > 0 for value in values),
+                            worse=sum(value < 0 for value in values), questions=len(values))
+    return results

@@ -1,0 +1,261 @@
+"""Logging, saving, resuming and ending around the loop, with a mock engine."""
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from ada_sampler import Group
+from parts.evaluation import bootstrap
+from models import make
+from parts import files
+from parts import engine as engines
+from parts import log
+from parts.run_folder import restore, save
+from parts.config import Config, parse_flags
+from parts.data import Stream, load_data
+from minirl import Run
+from helpers import lines
+from parts.log import Log
+from test_folder import taught
+from world import Engine, settled
+
+
+def begun(folder, config):
+    """A run at the start of its process, with a mock engine; training and saving are real."""
+    policy, optimizer, schedule = taught(config, 0)
+    return Run(folder=folder, config=config, engine=Engine(), policy=policy,
+               optimizer=optimizer, schedule=schedule, grader=None, held_out=[], probe=None,
+               stream=Stream(list(range(50)), seed=0))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    made = begun(tmp_path, settled(name="mine", steps=30, lr=0.1, sampler="ada-est"))
+    monkeypatch.setattr(log, "watch", lambda *_: "")
+    return made
+
+
+def rows(run, name):
+    return lines(run.folder / name)
+
+
+def groups(count):
+    return [Group(i, SimpleNamespace(prompt=f"<{i}>", answer="7", id=str(i)))
+            for i in range(count)]
+
+
+def metrics_of(**changes):
+    return dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5,
+                reward_first_round=0.5, zero_signal=0) | changes
+
+
+# ------------------------------------------------------------------------------ the logs
+# ------------------------------------------------------------------------------ after a step
+# ------------------------------------------------------------------------------ the last words
+ENDS = [  # how it ends (a signal, an error, or more bytes than there are), exit code, words
+    (signal.SIGINT, 130, "stopped; "),
+    (signal.SIGTERM, 143, "stopped; "),
+    (OSError(28, "No space left on device", "a.jsonl"), 1, "No space left on device: 'a.jsonl'; "),
+    (2**46, 1, "Out of memory: lower --micro-tokens, then --engine-sequences, then "
+               "--max-tokens; "),
+    (BrokenPipeError(32, "Broken pipe"), 1, "Broken pipe; "),
+    (RuntimeError("shapes differ"), 1, "RuntimeError; ")]
+
+
+def end(how) -> None:
+    if isinstance(how, signal.Signals):
+        os.kill(os.getpid(), how)
+        signal.pause()  # the handler is called between two lines of Python
+    if isinstance(how, Exception):
+        raise how
+    torch.empty(how, dtype=torch.uint8)  # the allocator has an error of its own
+
+
+@pytest.fixture
+def handlers():
+    """Those of the tests come back afterwards."""
+    before = {number: signal.getsignal(number) for number in log.STOPS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("how, code, words", ENDS, ids=str)
+def test_however_a_run_ends_it_says_what_is_saved(
+        tmp_path, monkeypatch, capsys, handlers, how, code, words, saved):
+    monkeypatch.chdir(tmp_path)
+    for step in (9, 12) if saved else ():
+        (tmp_path / f"runs/mine/checkpoints/step-{step:06d}").mkdir(parents=True)
+    closed = []
+    with pytest.raises(SystemExit) as ended, \
+            log.say_how_to_resume(settled(name="mine")), \
+            contextlib.ExitStack() as stack:
+        stack.callback(closed.append, True)  # as the temporary folders' are
+        end(how)
+    promise = ("everything up to step 12 is saved: continue with --name mine --resume."
+               if saved else "nothing was saved yet: start again.")
+    said = capsys.readouterr().err
+    assert ended.value.code == code and said.splitlines()[-1].endswith(words + promise)
+    assert ("Traceback" in said) == isinstance(how, RuntimeError) and closed == [True]
+
+
+def test_a_launchers_signal_does_not_cut_the_words_short(monkeypatch, capsys, handlers):
+    """torchrun sends SIGTERM to all when one process has died, and each has an error by then."""
+    monkeypatch.setattr(log.traceback, "print_exception",
+                        lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended, log.say_how_to_resume(settled(name="mine")):
+        raise RuntimeError("Connection closed by peer")
+    assert ended.value.code == 1 and "RuntimeError; nothing was saved" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # nothing is left to be said
+
+
+@pytest.mark.parametrize("out, said", [
+    (io.TextIOWrapper(io.BytesIO(), encoding="latin-1"), "\\u6570\n"), (io.StringIO(), "\u6570\n")])
+def test_a_terminal_without_a_sign_for_it_ends_no_run(monkeypatch, handlers, out, said):
+    monkeypatch.setattr(sys, "stdout", out)
+    with log.say_how_to_resume(settled(name="mine")):
+        print("\u6570")
+    assert out.seek(0) == 0 and out.read() == said
+
+
+def test_a_sentence_of_the_programs_own_stays(handlers):
+    with pytest.raises(SystemExit, match="^Engine and trainer disagree.$"), \
+            log.say_how_to_resume(settled(name="mine")):
+        raise SystemExit("Engine and trainer disagree.")
+
+
+# ------------------------------------------------------------------------------ resumed
+def step(run, log, count=1):
+    for _ in range(count):
+        run.state["step"] += 1
+        log.step(groups(3), metrics_of())
+        save(run)
+
+
+@pytest.mark.parametrize("count, places", [(0, []), (2, [0, 1]), ("all", [0, 1, 2])])
+def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, count, places):
+    run.config = replace(run.config, log_groups=count)
+    run.stream.take(21)
+    run.estimator.counts = {"a": [1.0, 2.0]}
+    log = Log(run)
+    step(run, log, 10)
+    before = {file: file.read_bytes() for file in run.folder.glob("*.jsonl")}
+    assert len(rows(run, "metrics.jsonl")) == 10
+    if places:
+        assert [row["place"] for row in rows(run, "groups.jsonl")] == 10 * places
+    for file in before:  # killed before the checkpoint of step 11, in the middle of a line
+        file.write_bytes(file.read_bytes() + b'{"step": 11, "rew')
+    again = begun(run.folder, run.config)
+    restore(again)
+    assert {file: file.read_bytes() for file in before} == before
+    assert (again.state["step"], again.stream.cursor) == (10, 21)
+    assert again.estimator.state_dict() == run.estimator.state_dict()
+    assert again.state == run.state and again.state["samples_total"] == 80
+    assert [*Log(again).history] == [*log.history] == rows(run, "metrics.jsonl")[-3:]
+
+
+def newest(run):
+    return files.checkpoints(run.folder)[-1]
+
+
+# ------------------------------------------------------------------------------ ended
+def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsys):
+    for step, more in ((30, 200), (150, 300)):
+        run.state["step"], run.config = step, replace(run.config, steps=step)
+        Log(run).close()
+        answered(run, 0, a=[0.5])
+        compared, look, go_on = capsys.readouterr().out.splitlines()
+        assert "is not known, because answers.jsonl lacks the evaluation before step 1" in compared
+        assert f"eval.py --adapter {run.folder} --base compares it with its base" in compared
+        assert look.endswith(f"explore.py {run.folder}")
+        flags = go_on.split("minirl.py ")[1].split()
+        again = parse_flags(Config, flags, "minirl.py", "")
+        assert (again.name, again.resume, again.steps) == ("mine", True, more)
+
+
+def answered(run, step, **sets):
+    """The answers of an evaluation: set -> the mean reward of each of its problems."""
+    files.append(run.folder / "answers.jsonl", *(
+        dict(step=step, data=name, id=f"{name}/{i}", reward=reward, right=0, k=4)
+        for name, rewards in sets.items() for i, reward in enumerate(rewards)))
+
+
+THEN = [0, 0.25, 0.5, 1] * 10
+
+
+@pytest.mark.parametrize("then, now, words", [
+    (THEN, [1] * 40, "The model is better than before the training, because"),
+    (THEN, THEN[::-1], "There is no clear difference from before the training, because"),
+    (THEN, [0] * 40, "The model is worse than before the training, because"),
+    (THEN[:20], [1] * 20, "looks better than before the training, but little can be concluded"),
+    (THEN[:20], [0] * 20, "looks worse than before the training, but little can be concluded")])
+def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, then, now, words):
+    run.state["step"], run.config = 30, replace(run.config, steps=30)
+    for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):
+        answered(run, step, a=rewards)
+    Log(run).close()
+    said = capsys.readouterr().out
+    change = bootstrap([[after - before for before, after in zip(then, now)]])
+    numbers = [f"{100 * change[key]:+.1f}" for key in ("avg", "ci_low", "ci_high")]
+    assert ("held-out accuracy, last evaluation minus first, question by question, in points: "
+            "{} [{}, {}]".format(*numbers)) in said and words in said
+    fallen = "worse" in words
+    assert ("have clearly fallen" in said and "lower --lr than " in said) == fallen
+    assert ("--resume" in said) != fallen
+
+
+def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own(run, capsys):
+    """A line that a power cut has taken leaves a problem out."""
+    run.state["step"], run.config = 30, replace(run.config, reward="mine.py:score")
+    answered(run, 0, b=[1] * 40, a=[-2.5, 4])
+    answered(run, 30, a=[1], b=[0.5] * 40)
+    Log(run).close()
+    first, second = [line for line in capsys.readouterr().out.splitlines() if "minus first" in line]
+    assert "reward on a, last evaluation minus first, question by question: +3.5 (no" in first
+    assert second == (
+        "held-out reward on b, last evaluation minus first, question by question: -0.5 (no "
+        "interval, because all problems have the same result). The model is worse than before the "
+        "training, because all problems have the same difference.")
+
+
+# ------------------------------------------------------------------ before the first step
+def test_every_phase_of_every_step_has_its_own_random_state():
+    def drawn(*parts):
+        rng = engines.seed_all(*parts)
+        return rng.random(), torch.rand(1).item(), numpy.random.rand()
+
+    first = drawn(0, 1, "training")
+    assert drawn(0, 1, "training") == first
+    for other in ((1, 1, "training"), (0, 2, "training"), (0, 1, "evaluation")):
+        assert all(a != b for a, b in zip(drawn(*other), first))
+
+
+def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, capsys):
+    """The columns that --columns names are read in both files."""
+    for name in ("mine", "other"):
+        rows = [dict(frage=f"Of {name}, {gold}", gold=gold) for gold in ("7", "??", "?")]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
+    config = settled(data=str(tmp_path / "mine.jsonl"), eval_data=str(tmp_path / "other.jsonl"),
+                    columns="frage,gold", template="chat", max_prompt_tokens=200,
+                        train_anyway=True)
+    train, held_out, _ = load_data(config, make.build_tokenizer(), grader)
+    assert [p.answer for p in train] == ["7"] and len(held_out) == 3
+    around = {p.prompt.replace(p.problem, "...") for p in (*train, *held_out)}
+    assert around == {"<|user|>...<|assistant|>"}  # one template for both
+    said = capsys.readouterr().out
+    assert said.count("2 of 3 golds cannot be read by math-verify, such as '??'") == 2
+    assert "too few to see progress" in said
+    config = replace(config, reward="mine.py:score")  # decides alone what is right
+    assert [*map(len, load_data(config, make.build_tokenizer(), grader)[:2])] == [3, 3]
+
+
