@@ -59,7 +59,7 @@ from parts.evaluation import evaluate
 from parts.grader import ForkingGrader
 from parts.logprobs import (Sequence, gvm_grad_norms, micro_batches, split_by_row,
                             token_logprobs, try_largest_batch)
-from parts.machine import memory_gb, threads
+from parts.machine import memory_gb
 from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.models import load_tokenizer, require_weights
 from parts.policy import load_policy, make_optimizer
@@ -149,7 +149,6 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
             set_advantages(group, config)
     with timed(seconds, "train"):  # with --sleep the engine frees its GPU memory
         run.engine.sleep()
-        threads().look()  # on a CPU: fewer threads if others are busy
         mini_batches = split_into_mini_batches(groups, config, rng)
         if config.mini_batches > 1:  # with one, pi_old is pi_theta
             for rows in mini_batches:

@@ -3,7 +3,6 @@
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
     python bench/measure.py trl
-    python bench/measure.py busy          # 35 minutes; nothing else may run
     python bench/measure.py gpu --sync merge
     python bench/measure.py verifier runs/NAME runs/eval-NAME     # needs no model
 
@@ -19,8 +18,6 @@ import os
 import platform
 import runpy
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -200,60 +197,6 @@ def trl_trainer(run, drawn: list[tuple], theirs):
                        args=settings, peft_config=lora, train_dataset=Dataset.from_list(given))
 
 
-# ------------------------------------------------------------------------------ a busy machine
-BESIDE = {  # other processes -> the priority of each loop
-    "nothing": [],
-    "one loop at nice 10": [10],
-    "one loop": [0],
-    "two loops": [0, 0]}
-
-
-def busy(*flags: str) -> list[list[str]]:
-    """Seconds of a real model's step (8 prompts, 4 short answers each), with all threads and with
-    the number of parts/machine.py. x is the ratio to all threads without other processes."""
-    os.environ.pop("OMP_NUM_THREADS")  # torch is not imported yet
-    found = {}
-    with project("--model", "SmolLM2-135M-Instruct", "--reward", COIN, "--lr", "1e-9", *(
-            "--sampler uniform --n 4 --batch-prompts 8 --max-tokens 16").split(), *flags) as run:
-        for name, priorities in BESIDE.items():
-            with loops(priorities):
-                found[name] = alternate(3, fixed=lambda: one_step(run, fixed=True),
-                                        chosen=lambda: one_step(run, fixed=False))
-    alone = median(found["nothing"]["fixed"])
-    table = [["beside", "all threads", "as many as are chosen", "ratio of neighbours (range)"]]
-    for name, taken in found.items():
-        said = [f"{each:.1f} s, {each / alone:.2f} x" for each in map(median, taken.values())]
-        table.append([name, *said, ratio(*taken.values())])
-    return table
-
-
-@contextlib.contextmanager
-def loops(priorities: list[int]):
-    """Busy processes, started by a shell that ends, because children would count as own work."""
-    endless = f"'{sys.executable}' -c 'while True: pass' > /dev/null & echo $!"
-    started = [int(subprocess.check_output(["sh", "-c", f"nice -n {nice} {endless}"]))
-               for nice in priorities]
-    try:
-        yield
-    finally:
-        for process in started:
-            os.kill(process, signal.SIGKILL)
-
-
-def one_step(run, fixed: bool) -> float:
-    """Seconds of a step that is the same each time."""
-    import minirl
-    import torch
-    from parts.machine import threads
-
-    threads().fixed = fixed
-    torch.set_num_threads(threads().most)
-    for _ in range(2):  # threads are chosen within the first
-        run.stream.cursor = 0
-        _, step = minirl.train_step(1, run)
-    return step["seconds"]
-
-
 # --------------------------------------------------------------------------------------- on a GPU
 SIZE_1_5B = dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
                  num_attention_heads=12, num_key_value_heads=2, vocab_size=151_936)
@@ -352,7 +295,7 @@ def plain_verdict(gold: str, text: str) -> bool:
     return verify(*(parse(rf"\boxed{{{answer}}}") for answer in (gold, boxes[-1][2])))
 
 
-PARTS = dict(rollouts=rollouts, trl=trl, busy=busy, gpu=gpu, verifier=verifier)
+PARTS = dict(rollouts=rollouts, trl=trl, gpu=gpu, verifier=verifier)
 
 
 def machine() -> str:

@@ -19,7 +19,7 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from parts.machine import build_for_cpu, threads
+from parts.machine import build_for_cpu
 from parts.policy import adapted_layers, merged_weights
 from parts.routing_replay import CpuRecorder, is_supported
 from parts.text import shown
@@ -130,8 +130,6 @@ class Engine:
 
         temperature None: that of the engine. seed None: the seed comes from `seed_all`.
         """
-        if not self._keys:  # at the beginning of a sampling phase
-            threads().look()  # on a CPU: fewer threads if others are busy
         sampling = self.sampling | ({} if temperature is None else dict(temperature=temperature))
         self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
 

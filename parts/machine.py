@@ -1,21 +1,13 @@
-"""The properties of this machine (vLLM build, GPU, memory, cores) and what fits into it."""
-import contextlib
+"""What this machine has: vLLM's build, its GPU, and the memory in which a run must fit."""
 import functools
 import importlib.metadata
-import math
 import os
 import re
-import shutil
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from parts.text import counted
-
-OLDEST_CARD = (7, 5)  # compute capability of the oldest cards that CUDA 13 supports (T4)
-BFLOAT16_CARD = (8, 0)  # that of the oldest cards that compute in bfloat16
 GB = 2**30
 SMALL_CARD = 20 * GB  # a smaller card gets half as many tokens per pass
 
@@ -39,16 +31,7 @@ def build_for_cpu() -> bool:
                          f"`nvidia-smi`, the driver (for CUDA {torch.version.cuda}) and "
                          "CUDA_VISIBLE_DEVICES, or set up the CPU build with `make setup` "
                          "(requirements-cpu.txt).")
-    if capability() < OLDEST_CARD:
-        raise SystemExit(f"This GPU ({card().name}) is too old: the lowest compute capability that "
-                         f"works is {'{}.{}'.format(*OLDEST_CARD)}.")
     return False
-
-
-def has_nvidia_card() -> bool:
-    """Whether there seems to be one, as far as can be told without its driver's libraries."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return not hidden and bool(shutil.which("nvidia-smi") or Path("/dev/nvidia0").exists())
 
 
 def is_installed(package: str) -> bool:
@@ -56,14 +39,14 @@ def is_installed(package: str) -> bool:
 
 
 def card():
-    """The first visible GPU: .name, .major and .minor (compute capability), .total_memory."""
+    """The first visible GPU: .name, .major (of its compute capability), .total_memory."""
     import torch
 
     return torch.cuda.get_device_properties(0)
 
 
-def capability() -> tuple[int, int]:
-    return card().major, card().minor
+def computes_in_bfloat16() -> bool:
+    return card().major >= 8
 
 
 # ------------------------------------------------------------------------------ what it has
@@ -90,12 +73,8 @@ def this_machine() -> Machine:
     """The Machine. Raises ValueError if vLLM's CPU build would fail."""
     if build_for_cpu():
         cpu_cache()
-        if has_nvidia_card():
-            print("This computer has an NVIDIA card, but it is not used, because the CPU build "
-                  "of vLLM is installed: to use it, delete .venv and install requirements.txt "
-                  "(docs/gpu.md).")
         return Machine("", free_bytes(), "float32")
-    dtype = "bfloat16" if capability() >= BFLOAT16_CARD else "float16"
+    dtype = "bfloat16" if computes_in_bfloat16() else "float16"
     return Machine(card().name, card().total_memory, dtype)
 
 
@@ -103,8 +82,7 @@ def cpu_cache() -> int:
     """GiB for the engine's keys and values on a CPU. Raises ValueError if vLLM would fail."""
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
     if not space.isdecimal() or not int(space):
-        raise ValueError("VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, at least 1, not "
-                         f"{space!r}")
+        raise ValueError(f"VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, not {space!r}")
     return int(space)
 
 
@@ -112,9 +90,7 @@ def in_one_line(config, machine: Machine) -> str:
     """The settings that follow from the machine."""
     said = f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens per pass"
     if machine.on_cpu:
-        return (f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE), "
-                f"{counted(threads().most, 'thread')} (OMP_NUM_THREADS)"
-                + ", fewer if others are busy" * (not threads().fixed))
+        return f"CPU: {said}, {cpu_cache()} GiB for the engine's cache (VLLM_CPU_KVCACHE_SPACE)"
     memory = machine.memory / GB
     return (f"{machine.card}: {said}, {config.engine_memory * memory:.1f} of {memory:.1f} GiB for "
             f"the engine (--engine-memory {config.engine_memory:g})")
@@ -163,56 +139,6 @@ def read(file) -> str:
         return ""
 
 
-# ------------------------------------------------------------------------------ a busy machine
-# All threads wait for each other after every layer. If another process takes turns with one thread
-# on its core, it delays all threads, so on two cores next to a busy process two threads are slower
-# than one. The number of threads changes only the rounding of sums.
-LOOK = 5  # seconds between two measurements, at least
-IN_THE_WAY = 1 / 3  # of a core; if others take less, one thread fewer would cost more
-
-
-class Threads:
-    """Sets the number of threads of this process to the number of cores that others leave free."""
-
-    def __init__(self):
-        import torch
-
-        self.fixed = "OMP_NUM_THREADS" in os.environ or torch.cuda.is_available()
-        self.most, self.before = torch.get_num_threads(), taken()
-
-    def look(self) -> None:
-        """Choose the number again after LOOK seconds. Called before sampling and updates."""
-        import torch
-
-        if self.fixed or time.monotonic() < self.before[0] + LOOK:
-            return
-        before, self.before = self.before, taken()
-        torch.set_num_threads(threads_beside(before, self.before, os.cpu_count(), self.most))
-
-
-threads = functools.cache(Threads)  # threads(): those of this process
-
-
-def taken() -> tuple[float, float, float]:
-    """(now, CPU time of all processes so far, CPU time of this program so far), in seconds.
-
-    Processes of lower priority are not counted, because they wait for this program.
-    """
-    everybody, ours, me = psutil.cpu_times(), 0.0, psutil.Process()
-    for process in (me, *me.children(recursive=True)):  # with the graders
-        with contextlib.suppress(psutil.NoSuchProcess):
-            ours += sum(process.cpu_times()[:4])  # ended children, too
-    lower = everybody.nice if os.nice(0) > 0 else 0.0  # unless this program has one itself
-    return time.monotonic(), everybody.user + everybody.system + lower, ours
-
-
-def threads_beside(before: tuple, now: tuple, cores: int, most: int) -> int:
-    """The number of cores that others left free between two results of `taken`: 1 to `most`."""
-    seconds, everybody, ours = (end - start for start, end in zip(before, now))
-    others = (everybody - ours) / seconds  # cores
-    return max(1, min(most, cores - math.ceil(others - IN_THE_WAY)))
-
-
 # ------------------------------------------------------------------------------ will it fit?
 # When memory runs out on a CPU, no allocation fails, but the kernel kills the process without a
 # message. So the memory that a run will need is compared with the memory that is free.
@@ -230,21 +156,20 @@ def fit_in_memory(settings, model, free: int) -> int:
     empty. Raises SystemExit, one sentence, if the run would not fit.
     """
     context = settings.max_prompt_tokens + settings.max_tokens  # at least one row has to fit
-    (fixed, token), free = bytes_needed(settings, model), SPARE * free
-    room = max(0, int((free - fixed) / token))
+    (parts, token), free = bytes_needed(settings, model), SPARE * free
+    room = int((free - sum(parts.values())) / token)
     micro_tokens = settings.micro_tokens or max(context, min(MOST, room))
     tokens = max(context, micro_tokens)
     if tokens > room:
-        raise SystemExit(
-            f"This run would need about {(fixed + tokens * token) / GB:.1f} GiB with a pass over "
-            f"{tokens:,} tokens, and {free / GB:.1f} GiB are free for it, enough for {room:,} "
-            "tokens: lower --micro-tokens, --max-prompt-tokens and --max-tokens, or take a "
-            "smaller --model.")
+        parts["a pass (--micro-tokens, or --max-prompt-tokens + --max-tokens)"] = tokens * token
+        listed = ", ".join(f"{size / GB:.1f} for {part}" for part, size in parts.items())
+        raise SystemExit(f"This run would need about {sum(parts.values()) / GB:.1f} GiB, but "
+                         f"{free / GB:.1f} GiB are free for it. The parts are {listed}.")
     return micro_tokens
 
 
-def bytes_needed(settings, model) -> tuple[float, float]:
-    """Bytes: (of engine and trainer between passes, per token that a pass keeps for backward)."""
+def bytes_needed(settings, model) -> tuple[dict[str, float], float]:
+    """({part: bytes between passes}, bytes per token that a pass keeps for backward)."""
     config = model.config
     # A and B have 2 * rank / hidden as many numbers, with a gradient and AdamW's two averages.
     adapter = 4 * BYTES["float32"] * 2 * settings.lora_rank / config.hidden_size
@@ -253,5 +178,8 @@ def bytes_needed(settings, model) -> tuple[float, float]:
     passed = getattr(config, "num_experts_per_tok", 1)  # of the stacked [experts, out, in]
     layers = sum(p[0].numel() * passed if p.dim() == 3 else p.numel()
                  for name, p in model.named_parameters() if ".layers." in name)
-    fixed = LIBRARIES + cpu_cache() * GB + logits + per_weight * model.num_parameters()
-    return fixed, KEPT * layers / config.hidden_size * max(BYTES[settings.dtype], 3)
+    parts = {"the engine's cache (VLLM_CPU_KVCACHE_SPACE)": cpu_cache() * GB,
+             "its logits (--engine-sequences)": logits,
+             "weights (--model, --lora-rank)": per_weight * model.num_parameters(),
+             "libraries": LIBRARIES}
+    return parts, KEPT * layers / config.hidden_size * max(BYTES[settings.dtype], 3)

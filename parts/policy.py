@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from parts.files import read_json
-from parts.machine import BFLOAT16_CARD, capability
+from parts.machine import computes_in_bfloat16
 from parts.models import load_model
 from parts.routing_replay import ROUTERS, RoutingReplay
 from parts.text import listed, shown
@@ -103,7 +103,7 @@ def spare_attention(dtype: str, device: str) -> None:
     repeated keys it uses its memory-efficient kernel. transformers 5.19 has no setting for this,
     but calls a function. If this function goes, tests/test_policy.py fails.
     """
-    if device != "cpu" and (dtype == "float32" or capability() < BFLOAT16_CARD):
+    if device != "cpu" and (dtype == "float32" or not computes_in_bfloat16()):
         from transformers.integrations import sdpa_attention
 
         sdpa_attention.use_gqa_in_sdpa = lambda *tensors: False

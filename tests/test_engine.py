@@ -194,10 +194,7 @@ def test_only_an_engine_that_sleeps_drops_its_cache_and_then_goes_to_sleep():
 
 
 def test_each_sample_is_asked_for_with_its_own_length_temperature_and_seed(monkeypatch):
-    """The number of threads is chosen when the first one is."""
-    asked, looks = [], []
-    monkeypatch.setattr(engine_module, "threads", lambda: SimpleNamespace(
-        look=lambda: looks.append(len(asked))))
+    asked = []
     llm = SimpleNamespace(get_tokenizer=make.build_tokenizer, llm_engine=SimpleNamespace(
         add_request=lambda *request, lora_request: asked.append(request)))
     kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final"))
@@ -214,7 +211,7 @@ def test_each_sample_is_asked_for_with_its_own_length_temperature_and_seed(monke
         ("1", dict(prompt_token_ids=[1, 2]), every | dict(
             max_tokens=9, temperature=0.7, seed=None)),
         ("2", dict(prompt_token_ids=[4]), every | dict(max_tokens=5, temperature=0.0, seed=11))]
-    assert engine._keys == {"1": "a", "2": "b"} and looks == [0]
+    assert engine._keys == {"1": "a", "2": "b"}
     assert not engine.sleeps  # on a CPU it cannot
 
 

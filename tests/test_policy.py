@@ -137,7 +137,7 @@ def largest_in_a_pass(dtype, capability, monkeypatch, spared=True):
 
     asked, learner = [], policy(dtype=dtype, checkpointing=True, max_position_embeddings=1024)
     monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
-    monkeypatch.setattr(policy_module, "capability", lambda: capability)
+    monkeypatch.setattr(policy_module, "computes_in_bfloat16", lambda: capability >= (8, 0))
     monkeypatch.setattr(functional, "scaled_dot_product_attention", as_on_a_card(capability, asked))
     if spared:
         policy_module.spare_attention(dtype, "cuda")
