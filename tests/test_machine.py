@@ -120,7 +120,7 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
     (5.22, dict(rollout_dtype="bfloat16"), (620, 680)),
     (16, dict(micro_tokens=3000), (3000, 3000)),
     (4.6, {}, "GiB, but 4.1 GiB are free for it. The parts are 1.0 for"),
-    (16, dict(cache="30"), "33.2 GiB, but 14.4 .* are 30.0 for the engine's cache .VLLM_CPU_KVCACHE"),
+    (16, dict(cache="30"), "33.2 GiB, but 14.4 .* 30.0 for the engine's cache .VLLM_CPU_KV"),
     (16, dict(engine_sequences=20_000), " 14.6 for its logits .--engine-sequences"),
     (16, dict(lora_rank=500, max_tokens=9000), "for weights .--model, --lora-rank"),
     (16, dict(micro_tokens=16384), "for a pass .--micro-tokens"),
