@@ -131,7 +131,7 @@ print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=Fal
 #   answers that are right in another form              rewards.py, verifier/
 #   mixtures of experts                                 parts/routing_replay.py
 #   intervals of the accuracy                           eval.py
-#   a run that can be killed, resumed and viewed        parts/run.py, explore.py
+#   a run that can be killed, resumed and viewed        parts/run_folder.py, explore.py
 
 # Read course/second_evening.py next, which has the engine, the mask, the weight and the adapter in
 # 200 lines. Then read minirl.py.

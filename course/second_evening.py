@@ -197,4 +197,4 @@ if __name__ == "__main__":
 #   merged weights, so that a CPU samples faster        parts/engine.py
 #   a check that the adapter has arrived                parts/probe.py
 #   mixtures of experts                                 parts/routing_replay.py
-#   warm-up, logs, checkpoints, resuming                parts/run.py
+#   warm-up, logs, checkpoints, resuming                parts/log.py, parts/run_folder.py

@@ -63,24 +63,28 @@ def parse(argv: list[str] | None = None) -> tuple[TRL, Config]:
 
     FSDP and DeepSpeed split the adapter, so the engine gets merged weights.
     """
-    argv, about = sys.argv[1:] if argv is None else argv, dict(
-        prog="trl_ada.py", description="Reinforce-Ada sampling in TRL; has minirl.py's flags, too")
-    recipe, others = tyro.cli(TRL, args=argv, return_unknown_args=True, **about)
+    recipe, others = tyro.cli(
+        TRL, args=argv, return_unknown_args=True, prog="trl_ada.py",
+        description="Reinforce-Ada sampling in TRL; has minirl.py's flags, too")
     flags = minirl_flags.parse(["--sync", "merge", *others])
+    folder, before = Path("runs", flags.name), {}
     with in_one_sentence("trl_ada.py"):
-        before = settings(Path("runs", flags.name)) if flags.resume else {}
-        if not before:
-            check(recipe, flags)
-        elif checkpoints(Path("runs", flags.name)):  # else nothing can be mixed
-            recipe = recipe_before(flags) if recipe == TRL() else recipe
-            require_unchanged(recipe, flags, before)
+        if flags.resume and checkpoints(folder):
+            before = settings(folder)
+            stored = TRL(**files.read_json(folder / "trl.json"))
+            recipe = stored if recipe == TRL() else recipe
+            if recipe != stored or any(
+                    getattr(flags, name) != before[name] for name in ("lr", "keep_every")):
+                raise ValueError("lr, keep_every, full, micro_rows and trl cannot change with "
+                                 "--resume, because TRL takes them from the checkpoint")
+        check(recipe, flags, vars(Config()) | before)
     return recipe, flags
 
 
-def check(recipe: TRL, flags: Config) -> None:
+def check(recipe: TRL, flags: Config, usual: dict) -> None:
     """Raises ValueError, one sentence, for flags that TRL cannot use, whatever the model is."""
     check_numbers(recipe)
-    require_effect(given_in(flags, vars(Config())), [
+    require_effect(given_in(flags, usual), [
         (UNREAD, False, "in TRL, which has its settings in --trl"),
         ("lora_rank lora_alpha", not recipe.full, "with full")])
     if flags.sync != "merge":
@@ -96,19 +100,6 @@ def check(recipe: TRL, flags: Config) -> None:
 
 def needs_gpu(flags: Config) -> bool:
     return flags.dtype == "float16" or SHARDED != "nothing"
-
-
-def recipe_before(flags: Config) -> TRL:
-    file = Path("runs", flags.name, "trl.json")
-    return TRL(**files.read_json(file)) if file.exists() else TRL()
-
-
-def require_unchanged(recipe: TRL, flags: Config, before: dict) -> None:
-    """Raises ValueError if --resume changes a setting that TRL takes from the checkpoint."""
-    now = dict(lr=flags.lr, keep_every=flags.keep_every)
-    if recipe != recipe_before(flags) or now != {name: before[name] for name in now}:
-        raise ValueError("lr, keep_every, full, micro_rows and trl cannot change with --resume: "
-                         "resume the run without them")
 
 
 def require_shares(recipe: TRL, c: Config) -> None:
@@ -273,6 +264,8 @@ class Keeper(TrainerCallback):
         if FIRST:
             step, every = self.step(state), self.config.keep_every
             written = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            size = (self.folder / "metrics.jsonl").stat().st_size
+            (written / "log.size").write_text(str(size))
             named = files.rename(written, written.with_name(f"step-{step:06d}"))
             drop_older(self.folder, every)
             if step == self.config.steps or every and not step % every:
@@ -302,9 +295,8 @@ def before_training(recipe: TRL, flags: Config, grader) -> SimpleNamespace:
     if FIRST:
         note_start(folder, settings_of(config), digest)
         files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
-        last = step_of(start.newest) if start.newest else 0
-        files.keep_rows(folder / "metrics.jsonl",
-                          lambda row: files.has_step(row) and row["step"] <= last)
+        if start.newest:  # what was logged after this checkpoint is repeated
+            os.truncate(folder / "metrics.jsonl", int((start.newest / "log.size").read_text()))
     [start.newest] = broadcast_object_list([start.newest])  # from the first process
     require_resumable(start.newest, start.config.steps)
     require_shares(recipe, start.config)

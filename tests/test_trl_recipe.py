@@ -21,7 +21,7 @@ from helpers import HANG, ROOT, lines, run_program
 from parts.config import Config, settings_of
 from parts.engine import Engine
 from parts.policy import load_policy
-from parts.provenance import note_start
+from parts.run_folder import note_start
 from rewards import open_grader
 from trl_step import one_step, pools_of
 from world import settled
@@ -270,7 +270,8 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
         recipe.require_resumable(Path("step-000003"), 3)
     Path("runs/r/checkpoints/step-000001").mkdir(parents=True)
     started = settled(name="r", sync="merge")
-    note_start(Path("runs/r"), settings_of(started), 0, {})
+    note_start(Path("runs/r"), settings_of(started), "")
+    Path("runs/r/trl.json").write_text("{}")
     assert recipe.parse("--name r --resume --steps 9".split())[1].steps == 9
     for changed in ("--lr 0.1", "--keep-every 9", "--full"):
         with pytest.raises(SystemExit):
