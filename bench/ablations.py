@@ -14,8 +14,6 @@ from store import Study, fisher, interval, is_lost, markdown, sign_test, table
 
 from explorer.panels import series
 
-KEPT = ("step", "entropy_trained", "kl_k3", "routes_agree_all", "clipped_positive",
-        "clipped_negative", "weight_over_2", "weight_under_half", "grad_norm")
 BOTH = "{none,r3}"  # the runs of both cells
 COMPARED = [  # cells, and those of their rivals
     ("stress-N4-r3-clip-is", "stress-N4-r2-clip-is"),
@@ -165,7 +163,4 @@ def precision(lines: list[dict]) -> dict[str, str]:
         "mean difference, nats": logged(".0e", "probe_gap_mean")}, "model, weights, logits")}
 
 
-STUDIES = dict(
-    objective=Study(partial(store.keep, KEPT), tables, draw,
-                    endings=("gradient that is not finite", "Engine and trainer disagree")),
-    precision=Study(partial(store.keep, ("kl_k3", "probe_gap_mean")), precision))
+STUDIES = dict(objective=Study(tables, draw), precision=Study(precision))

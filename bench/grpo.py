@@ -31,9 +31,9 @@ def planned() -> list[dict]:
         for seed in SEEDS for arm in arms for flags, prompts in [ARMS[arm]]]
 
 
-def keep_run(folder, end: str) -> dict:
+def keep_run(folder) -> dict:
     """What other studies keep of a run, and of each evaluation pass@4 and the answers' length."""
-    kept = keep(("zero_signal", "prompts", "response_length"), folder, end)
+    kept = keep(("zero_signal", "prompts", "response_length"), folder)
     evaluations = list(read_rows(folder / "eval.jsonl"))
     kept["evals"] |= dict(
         pass_4=[row["pass"]["4"] for row in evaluations],
@@ -78,4 +78,4 @@ def draw(lines: list[dict], name: str) -> None:
             columns, COLORS)
 
 
-STUDIES = dict(grpo=Study(keep_run, tables, draw, planned=planned))
+STUDIES = dict(grpo=Study(tables, draw, planned, keep_run))

@@ -2,7 +2,6 @@
 
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
-    python bench/measure.py trl
     python bench/measure.py gpu --sync merge
     python bench/measure.py verifier runs/NAME runs/eval-NAME     # needs no model
 
@@ -12,8 +11,6 @@ the machine cancel. The table becomes bench/results/PART.md, with the command.
 """
 import argparse
 import contextlib
-import json
-import math
 import os
 import platform
 import runpy
@@ -25,7 +22,6 @@ from pathlib import Path
 from statistics import median
 
 from store import RESULTS, ROOT, markdown  # and one thread, and the path
-
 
 COIN = f"{ROOT}/bench/coin.py:coin"  # a --reward
 
@@ -114,87 +110,6 @@ def bare_generate(engine, work: list[tuple]) -> None:
     params = [SamplingParams(max_tokens=length, **fixed) for _, length in work]
     prompts = [dict(prompt_token_ids=ids) for ids, _ in work]
     engine.llm.generate(prompts, params, use_tqdm=False)
-
-
-# ------------------------------------------------------------------------------ beside TRL
-GRPO = "--sampler uniform --n 8 --objective grpo --lr 1e-9 --steps 6".split()
-
-
-def trl(*flags: str) -> list[list[str]]:
-    """A step of minirl.py compared with one of TRL's GRPOTrainer with Hugging Face's generation.
-    Model, prompts, answers, LoRA, loss and grader are equal. The learning rate is almost 0, so both
-    sample from the same policy. TRL takes all answers in one pass, or 16 with a real model.
-
-    Flags only for TRL, as in recipes/trl_ada.py: --micro-rows, and settings by --trl.
-    """
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--micro-rows", type=int)
-    own.add_argument("--trl", type=json.loads, default={})
-    theirs, flags = own.parse_known_args(flags)
-    with project(*GRPO, *flags) as run:
-        drawn = []
-        sides = take_turns(run, trl_trainer(run, drawn, theirs), drawn)
-    columns = {name: list(zip(*steps)) for name, steps in sides.items()}
-    return [["", "tokens/s of whole steps", "sampling, s a step", "the rest, s a step"],
-            *([name, *(f"{median(values):,.4g}" for values in column)]
-              for name, column in columns.items()),
-            ["ratio (range)", *(ratio(*each) for each in zip(*columns.values()))]]
-
-
-def take_turns(run, trainer, drawn: list[tuple]) -> dict[str, list[tuple]]:
-    """For each step of ours and of TRL's: sampled tokens per second, seconds until all answers are
-    complete, seconds after that. The first step does not count."""
-    import minirl
-    from transformers import TrainerCallback
-
-    ours, theirs = [], []
-
-    class Turns(TrainerCallback):
-        def on_step_begin(self, *_, **__):
-            self.start = time.perf_counter()
-
-        def on_step_end(self, args, state, control, **_):
-            tokens, there = drawn[-1]
-            end = time.perf_counter()
-            theirs.append((tokens / (end - self.start), there - self.start, end - there))
-            _, step = minirl.train_step(state.global_step, run)
-            sampling = step["seconds_sample"]
-            ours.append((step["tokens"] / step["seconds"], sampling, step["seconds"] - sampling))
-
-    trainer.add_callback(Turns())
-    trainer.train()
-    return {"minirl.py": ours[1:], "TRL": theirs[1:]}
-
-
-def trl_trainer(run, drawn: list[tuple], theirs):
-    """TRL's trainer with the settings of the recipe, except the engine. For each step it adds to
-    `drawn` the number of tokens and the time when they were complete."""
-    from recipes import trl_ada  # before TRL
-    from datasets import Dataset
-    from parts.models import TINY, fetch_model
-    from peft import LoraConfig
-    from trl import GRPOTrainer
-
-    c = run.config
-    # 64 rows of 135 M parameters at once take over 20 GB
-    rows = theirs.micro_rows or (0 if c.model in TINY else math.gcd(16, c.batch_prompts * c.n))
-    chosen = dict(loss_type="grpo", shuffle_dataset=False) | theirs.trl
-    own = trl_ada.TRL(micro_rows=rows, trl=json.dumps(chosen))
-    trl_ada.require_shares(own, c)
-    settings = trl_ada.trl_settings(own, c)
-    settings.use_vllm, settings.save_strategy = False, "no"
-    lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules="all-linear")
-    problems = run.stream.take(c.batch_prompts * c.steps)
-    run.stream.cursor = 0  # both sides begin with the first problem
-    given = [dict(prompt=problem.prompt, gold=problem.answer) for problem in problems]
-
-    def reward(completions, completion_ids, gold, **_):
-        drawn.append((sum(map(len, completion_ids)), time.perf_counter()))
-        return [verdict.reward for verdict in run.grader.grade(list(zip(gold, completions)))]
-
-    return GRPOTrainer(fetch_model(c.model), reward,
-                       args=settings, peft_config=lora, train_dataset=Dataset.from_list(given))
 
 
 # --------------------------------------------------------------------------------------- on a GPU
@@ -295,7 +210,7 @@ def plain_verdict(gold: str, text: str) -> bool:
     return verify(*(parse(rf"\boxed{{{answer}}}") for answer in (gold, boxes[-1][2])))
 
 
-PARTS = dict(rollouts=rollouts, trl=trl, gpu=gpu, verifier=verifier)
+PARTS = dict(rollouts=rollouts, gpu=gpu, verifier=verifier)
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""Studies of adaptive sampling: skills, longer_skills, real_race, human, human_gpu and qwen.
+"""Tables and pictures of the studies of adaptive sampling, which have ended.
 
 bench/plan.md was written before the runs. It says what is compared and which result counts as what.
 For each run the evaluations are stored with the cost until then, and for the skills
@@ -10,19 +10,16 @@ For each run the evaluations are stored with the cost until then, and for the sk
 """
 import json
 import math
-import re
 from functools import partial
 from itertools import zip_longest
 from statistics import mean, stdev
 
-import skills_theory
 import store
 from compare import picture
-from store import (T_95, T_99, Study, at, average, by_arm, is_lost, keep, markdown, of, paired,
-                   points, power, shown, table)
+from store import (T_95, T_99, Study, at, average, by_arm, is_lost, markdown, of, paired, points,
+                   power, shown, table)
 
 from models import problems
-from parts.files import read_rows
 from explorer.panels import literal, series
 
 OURS, WIDE = PAIR = ("ada-balance", "uniform-4-wide")
@@ -39,48 +36,10 @@ COLORS = {
     "gvm": "#CC79A7"}
 ARMS = tuple(COLORS)
 COLORS["ada-pos-slower"] = COLORS["ada-pos"]
-LETTER = re.compile(r"\d([A-Za-z])\d=\?")
 WINDOW = 4_000  # draws
 COSTS = {"samples": "draws", "step": "training steps", "engine_steps": "engine steps",
          "r0.5": "modelled s, r = 0.5", "r2": "modelled s, r = 2",
          "seconds": "s of training here, two runs at a time"}
-
-
-# ---------------------------------------------------------------------------- what is kept of a run
-keep_real = partial(keep, ("zero_signal", "prompts", "rounds_histogram", "unresolved"))
-
-
-def keep_letters(folder, end: str) -> dict:
-    kept = keep(("zero_signal",), folder, end)
-    if end:  # the run is over, and counts 0
-        for cost, values in kept["evals"].items():
-            values.append(0.0 if cost == "avg" else max(values[-1], FURTHER))
-    return kept | dict(zero_signal=mean(kept["metrics"]["zero_signal"]),
-                       **letters_of(read_rows(folder / "groups.jsonl")))
-
-
-def letters_of(groups) -> dict:
-    """Draws are counted prompt by prompt: by steps, rules with large steps would solve less."""
-    drawn, solved, letters, windows = 0, {}, {}, {letter: [] for letter in problems.LETTERS}
-    for group in groups:
-        letter, pool = LETTER.search(group["prompt"])[1], group["pool"]
-        right = [bool(sample["reward"]) for sample in pool]
-        silent = not any(sample.get("coefficient") for sample in pool)
-        of_these = (1, silent and not any(right), silent and any(right))
-        add(windows[letter], drawn // WINDOW, of_these)
-        add(letters.setdefault(letter, []), 0, (1, len(pool), sum(right), silent))
-        drawn += len(pool)
-        if any(right):
-            solved.setdefault(letter, drawn)
-    return dict(solved=solved, letters={letter: row for letter, (row,) in letters.items()},
-                letters_by_draws=windows)
-
-
-def add(rows: list[list], place: int, counts: tuple) -> None:
-    """Add the counts to a row, which may not be there yet."""
-    while len(rows) <= place:
-        rows.append([0] * len(counts))
-    rows[place] = [a + b for a, b in zip(rows[place], counts)]
 
 
 # -------------------------------------------------------------------------------- what both share
@@ -232,7 +191,6 @@ def skills_tables(lines: list[dict]) -> dict[str, str]:
         row |= modelled(row)
     tested, new = ([line for mine in by_regime(lines) for line in of(mine, seeds)]
                    for seeds in (SEEDS, NEW_SEEDS))
-    still = {line["arm"]: line["letters"] for line in of(lines, regime="still")}
     return {
         "The plan's hypotheses": verdicts(tested),
         "Again, by seven new seeds": verdicts(new),
@@ -244,9 +202,7 @@ def skills_tables(lines: list[dict]) -> dict[str, str]:
         **{f"Regime {regime}": every_cost(mine)
            for regime, mine in zip(REGIMES, by_regime(tested))},
         "Learning rates: mean of two other seeds, at equal draws": tuned(
-            lines, ARMS, TUNING_SEEDS, "stream", DRAWS, label="learning rate "),
-        "Theory and counts, of runs that stand still": skills_theory.predicted(still),
-        "Theory: the signal of a draw": skills_theory.per_draw()}
+            lines, ARMS, TUNING_SEEDS, "stream", DRAWS, label="learning rate ")}
 
 
 # ------------------------------------------------------------------------------ the longer study
@@ -364,53 +320,10 @@ def long_tables(lines: list[dict]) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------- a real model
-HUMAN = {  # arm -> flags, prompts a step, steps: about 4,700 draws, of ada-pos twice as many
-    "ada-balance": ("--sampler ada-balance", 16, 20),
-    "uniform-4": ("--sampler uniform --n 4", 58, 20),
-    "ada-pos": ("--sampler ada-pos", 16, 24)}
+HUMAN = ("ada-balance", "uniform-4", "ada-pos")
 BOTH = {"templates": "builtin-words", "people's problems (SVAMP)": "svamp_test.jsonl"}
 RACE_COSTS = {"draws": "samples", "tokens drawn": "tokens", "tokens trained": "trained"}
 HUMAN_COSTS = {"draws": "samples", "tokens trained": "trained", "seconds": "seconds"}
-
-
-def human_runs(seeds=range(50, 55), longer: int = 1) -> list[dict]:
-    """Problems that people wrote, for the model that has learnt the templates (bench/plan.md):
-    runs/words-135M. A seed at a time, in all arms; `longer` times as many steps.
-
-    SVAMP: runs/svamp_train.jsonl and runs/svamp_test.jsonl; else from the hub.
-    """
-    files = [f"../svamp_{part}.jsonl" for part in ("train", "test")]
-    here = all((store.ROOT / "runs" / file[3:]).exists() for file in files)
-    train, test = files if here else ("svamp", "svamp")
-    return [dict(run=f"{arm}-seed{seed}", arm=arm, seed=seed, command=(
-        f"minirl.py --model ../words-135M --data {train} --eval-data "
-        f"builtin-words,{test} --eval-questions 100 --eval-k 4 --eval-every 10 --template "
-        f"three-examples --max-tokens 40 --max-prompt-tokens 320 {flags} --batch-prompts {prompts} "
-        f"--log-groups 0 --seed {seed} --steps {longer * steps} --name {arm}-seed{seed}"))
-        for seed in seeds for arm, (flags, prompts, steps) in HUMAN.items()]
-
-
-QWEN = {  # arm -> flags, prompts a step: about 170 samples a step in both arms of the comparison
-    "ada-balance": ("--M 4 --N 3 --n 4", 16),
-    "uniform-4": ("--sampler uniform --n 4", 43),
-    "ada-balance-cap": ("--M 4 --N 3 --n 4 --max-rounds-all-correct 1", 20)}
-
-
-def qwen_runs() -> list[dict]:
-    """Qwen2.5-Coder-0.5B-Instruct on problems that people wrote (bench/qwen_plan.md).
-
-    The weights are runs/Qwen2.5-Coder-0.5B-Instruct, the data runs/svamp_fit.jsonl (569 training
-    problems) and runs/svamp_test.jsonl.
-    """
-    return [dict(run=f"{arm}-seed{seed}", arm=arm, seed=seed, command=(
-        "minirl.py --model ../Qwen2.5-Coder-0.5B-Instruct --data ../svamp_fit.jsonl --eval-data "
-        "../svamp_test.jsonl --eval-questions 311 --eval-k 4 --eval-every 10 --no-eval-first "
-        "--template three-examples --max-tokens 64 --max-prompt-tokens 400 --lr 1e-4 "
-        f"--warmup-steps 2 {flags} --batch-prompts {prompts} --log-groups 0 --seed {seed} "
-        f"--steps 20 --name {arm}-seed{seed}"))
-        # the planned pair first, and of it the longer run, so that two processes end together
-        for arms in (("uniform-4", "ada-balance"), ("ada-balance-cap",))
-        for seed in range(4) for arm in arms for flags, prompts in [QWEN[arm]]]
 
 
 def draw_sets(arms, lines: list[dict], name: str) -> None:
@@ -523,13 +436,11 @@ def minus(rival: list[dict], cost: str, mine: list[dict]) -> str:
     return f"{points(values)} (at {budget:,})"
 
 
+human_tables = partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS)
 STUDIES = dict(
-    skills=Study(keep_letters, skills_tables, partial(draw, PICTURES)),
-    longer_skills=Study(keep_letters, long_tables, partial(draw, LONG_PICTURE),
-                        endings=("gradient that is not finite",)),
-    qwen=Study(keep_real, partial(real_tables, QWEN, "uniform-4", HUMAN_COSTS), planned=qwen_runs),
-    real_race=Study(keep_real, partial(real_tables, PAIR, WIDE, RACE_COSTS)),
-    **{name: Study(keep_real, partial(real_tables, HUMAN, "uniform-4", HUMAN_COSTS),
-                   partial(draw_sets, HUMAN), planned=runs)
-       for name, runs in dict(
-           human=human_runs, human_gpu=partial(human_runs, range(60, 70), longer=2)).items()})
+    skills=Study(skills_tables, partial(draw, PICTURES)),
+    longer_skills=Study(long_tables, partial(draw, LONG_PICTURE)),
+    real_race=Study(partial(real_tables, PAIR, WIDE, RACE_COSTS)),
+    human=Study(human_tables, partial(draw_sets, HUMAN)),
+    human_gpu=Study(human_tables, partial(draw_sets, HUMAN)),
+    qwen=Study(human_tables))

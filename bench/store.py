@@ -1,8 +1,7 @@
 """Helpers of the studies: runs in a file, differences with an interval and a word, tables.
 
-The file is bench/results/STUDY.jsonl, with a line for each run. A line has what is needed to repeat
-the run (`command`, in the folder runs/STUDY, or the whole `config`) and the logs by columns, with
-six significant digits:
+The file is bench/results/STUDY.jsonl, with a line for each run. A line says how the run was made
+(`command`, or the whole `config`) and has the logs by columns, with six significant digits:
 
     {"run": "demo", "command": "minirl.py --name demo", "metrics": {"step": [1, 2], "entropy":
      [0.33, 0.42]}, "evals": {"step": [0, 20], "avg": [0.23, 0.46]}}
@@ -10,6 +9,7 @@ six significant digits:
 import json
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -26,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 from parts.files import append, read_rows  # noqa: E402
 
 WRITING = threading.Lock()  # runs may finish at the same time
-ABOUT = ("run", "arm", "cell", "regime", "lr", "seed", "command")  # what is known before a run
 # Student's t by the number of seeds: intervals of 95, 99 and 97.5 %
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 12: 2.20}
 T_99 = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
@@ -36,13 +35,12 @@ EQUAL = 0.03  # an interval around 0 within this is called equal
 
 @dataclass
 class Study:
-    """What is stored of the runs of a study, and what its page shows."""
+    """What the page of a study shows, and for a study that still trains also its runs."""
 
-    keep: Callable  # keep(folder, end): what is stored of a finished run, in addition to ABOUT
     tables: Callable  # tables(lines): {title: table}
     draw: Callable = lambda lines, name: None  # writes pictures bench/results/NAME*.png
-    planned: Callable | None = None  # planned(): the runs, if others than those that are stored
-    endings: tuple = ()  # words with which a failed run is a result; `end` is those words, or ""
+    planned: Callable = list  # planned(): the runs, each with its name and command
+    keep: Callable | None = None  # keep(folder): what is stored of a finished run
 
 
 # --------------------------------------------------------------------------------------- its file
@@ -64,7 +62,7 @@ def logs_of(folder: Path) -> dict:
                 evals=columns(read_rows(folder / "eval.jsonl")))
 
 
-def keep(metrics: tuple, folder: Path, end: str) -> dict:
+def keep(metrics: tuple, folder: Path) -> dict:
     """Of a finished run these metrics, and its evaluations with what had been spent by then."""
     rows = list(read_rows(folder / "metrics.jsonl"))
     return dict(metrics=columns(rows, metrics), evals=columns(spent(folder, rows)))
@@ -74,13 +72,7 @@ def load(study: str) -> list[dict]:
     """The lines of a study, with rows instead of columns; empty if there is no such file."""
     path = RESULTS / f"{study}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [line | dict(metrics=rows(line["metrics"]), evals=rows(line["evals"])) for line in lines]
-
-
-def runs_of_file(study: str) -> list[dict]:
-    """Those of its runs that a command makes again."""
-    return [{key: line[key] for key in ABOUT if key in line}
-            for line in load(study) if "command" in line]
+    return [line | {log: rows(line.get(log, {})) for log in ("metrics", "evals")} for line in lines]
 
 
 def add(study: str, line: dict) -> None:
@@ -216,10 +208,15 @@ def points(values: list[float], quantiles: dict = T_95, verdict: bool = True) ->
 
 
 def page(name: str, tables: dict[str, str], lines: list[dict]) -> str:
-    """bench/results/NAME.md: what somebody wrote above the first title stays."""
+    """bench/results/NAME.md with these tables.
+
+    What somebody wrote above the first title stays, and so does a section with another title.
+    """
     path = RESULTS / f"{name}.md"
-    text = path.read_text().partition("## ")[0] if path.exists() else ""
-    text += "".join(f"## {title}\n\n{part}\n" for title, part in tables.items())
     hours = sum(line.get("cpu_seconds", 0) for line in lines) / 3600
-    text += f"{len(lines)} runs, {hours:.1f} hours of one core.\n" if hours else ""
-    return text
+    end = f"{len(lines)} runs, {hours:.1f} hours of one core.\n" if hours else ""
+    old = path.read_text() if path.exists() else ""
+    above, *sections = re.split(r"^## ", old.removesuffix(end), flags=re.M)
+    others = [text for text in sections if text.partition("\n")[0] not in tables]
+    made = [f"{title}\n\n{table}\n" for title, table in tables.items()]
+    return "## ".join([above, *made, *others]) + end

@@ -1,16 +1,14 @@
-"""Trains the runs of a study and writes its page.
+"""Writes the page of a study from its stored runs, and first trains planned runs that are missing.
 
-    python bench/study.py human --processes 2       # trains missing runs; page and pictures
     python bench/study.py skills --draw             # page and pictures from stored runs
-    python bench/study.py skills --into anew        # trains all of its runs again, another study
-    python bench/study.py real_model                # stored runs that were made one by one
+    python bench/study.py grpo --processes 2        # trains missing runs first
     python bench/study.py mine --add runs/a runs/b  # adds finished runs to a study
 
-sampling.py has the studies skills, longer_skills, real_race and human, ablations.py has objective
-and precision, and grpo.py has grpo. They say what is stored of a run and what is compared. The
-runs are the lines of bench/results/STUDY.jsonl (see store.py), or a table there. They are started
-through the command line, resumed, and stored at their end. The page is bench/results/STUDY.md. The
-text above its first title is not generated, so it stays. compare.py draws runs.
+The runs are the lines of bench/results/STUDY.jsonl (see store.py), and the page is
+bench/results/STUDY.md. sampling.py has the studies skills, longer_skills, real_race, human,
+human_gpu and qwen. ablations.py has objective and precision, probes.py has probe, and grpo.py has
+grpo. Any other study is a table of runs that were made one by one. compare.py draws runs. A study
+that has ended trains nothing: its page names the commit that can train its runs again.
 """
 import argparse
 import json
@@ -24,6 +22,7 @@ from statistics import mean
 
 import ablations
 import grpo
+import probes
 import sampling
 import store
 from store import ROOT, Study
@@ -32,28 +31,26 @@ from parts.files import read_json
 
 
 # ------------------------------------------------------------------------------------------ running
-def train_missing(name: str, study: Study, runs: list[dict], processes: int) -> None:
-    """Trains and stores the runs that are not stored yet."""
+def train_missing(name: str, study: Study, processes: int) -> None:
+    """Trains and stores the planned runs that are not stored yet."""
     stored = {line["run"] for line in store.load(name)}
+    runs = study.planned()
     missing = [run for run in runs if run["run"] not in stored]
-    print(f"{len(runs) - len(missing)} of {len(runs)} runs are stored", flush=True)
+    print(f"{len(runs) - len(missing)} of {len(runs)} planned runs are stored", flush=True)
     with ThreadPoolExecutor(processes) as pool:
         list(pool.map(lambda run: finish(name, study, run), missing))
 
 
 def finish(name: str, study: Study, run: dict) -> None:
-    """Trains a run, or resumes it; then it becomes a line. Raises SystemExit if it fails."""
+    """Trains a run, or resumes it, and stores it as a line. Raises SystemExit if it fails."""
     place = ROOT / "runs" / name
     place.mkdir(parents=True, exist_ok=True)
     log = place / f"{run['run']}.log"
     failed, seconds = launch(run["command"], place, log)
-    end = next((words for words in study.endings if failed and words in log.read_text()), "")
-    if failed and not end:
+    if failed:
         raise SystemExit(f"{run['run']} failed: see {log}")
-    folder = place / "runs" / run["run"]
-    kept = study.keep(folder, end)
-    store.add(name, run | dict(broke=end, cpu_seconds=round(seconds, 1)) | kept)
-    (folder / "groups.jsonl").unlink(missing_ok=True)  # the largest file by far
+    kept = study.keep(place / "runs" / run["run"])
+    store.add(name, run | dict(cpu_seconds=round(seconds, 1)) | kept)
     print(f"{run['run']}: {kept['evals']['avg'][-1]}", flush=True)
 
 
@@ -150,40 +147,37 @@ def draw_both(lines: list[dict], name: str) -> None:
     figure.savefig(store.RESULTS / f"{name}.png", dpi=110)
 
 
-SINGLE = Study(None, evaluations)  # any other name: runs that were made singly
-STUDIES = sampling.STUDIES | ablations.STUDIES | grpo.STUDIES | dict(
-    real_model=Study(None, evaluations, sampling.draw_way), qwen_cpu=Study(None, seeds, draw_both))
+SINGLE = Study(evaluations)  # any other name: runs that were made one by one
+STUDIES = sampling.STUDIES | ablations.STUDIES | probes.STUDIES | grpo.STUDIES | dict(
+    real_model=Study(evaluations, sampling.draw_way), qwen_cpu=Study(seeds, draw_both))
 
 
 # ------------------------------------------------------------------------------------- command line
+def add_run(name: str, folder: Path) -> None:
+    """Stores a finished run. Raises SystemExit if the study has one of this name."""
+    if any(line["run"] == folder.name for line in store.load(name)):
+        raise SystemExit(f"{name}.jsonl has a run {folder.name} already.")
+    stored = read_json(folder / "config.json")
+    store.add(name, dict(run=folder.name, config=stored["config"],
+                         versions=stored["starts"][0]["versions"]) | store.logs_of(folder))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
     parser.add_argument("--processes", type=int, default=1, choices=range(1, 65),
                         metavar="N", help="runs at the same time")
     parser.add_argument("--draw", action="store_true", help="train nothing")
-    parser.add_argument("--into", metavar="STUDY", help="where its runs are stored")
     parser.add_argument("--add", nargs="*", default=[], metavar="RUN", help="folders of runs")
     args = parser.parse_args()
-    study, name = STUDIES.get(args.study, SINGLE), args.into or args.study
-    known = {line["run"] for line in store.load(name)}
-    for folder in map(Path, args.add):
-        if folder.name in known:
-            raise SystemExit(f"{name}.jsonl has a run {folder.name} already.")
-        stored = read_json(folder / "config.json")
-        store.add(name, dict(run=folder.name, config=stored["config"],
-                             versions=stored["starts"][0]["versions"]) | store.logs_of(folder))
-    runs = study.planned() if study.planned else store.runs_of_file(args.study)
-    if args.into and not (runs or args.add) and store.load(args.study):
-        raise SystemExit(f"{args.study}.jsonl stores no commands of its runs, so they cannot be "
-                         f"trained again here: see bench/results/{args.study}.md.")
-    if not args.draw:
-        train_missing(name, study, runs, args.processes)
+    name, study = args.study, STUDIES.get(args.study, SINGLE)
+    for folder in args.add:
+        add_run(name, Path(folder))
+    if not args.draw and study.planned():
+        train_missing(name, study, args.processes)
     lines = store.load(name)
-    missing = {run["run"] for run in runs} - {line["run"] for line in lines}
-    if not lines or missing and not study.planned:
-        raise SystemExit(f"{store.RESULTS / name}.jsonl lacks {len(missing) or 'all'} of the runs "
-                         "that the page is made of: see --help.")
+    if not lines:
+        raise SystemExit(f"{store.RESULTS / name}.jsonl has no runs.")
     page = store.page(name, study.tables(lines), lines)
     (store.RESULTS / f"{name}.md").write_text(page)
     print(page)

@@ -1,16 +1,11 @@
 """The arithmetic of the benchmarks, and the GPU part end to end on the CPU with a small model."""
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-import altered
 import measure
 from helpers import ROOT, lines, run_program
-from parts import engine, logprobs
 
 
 # ------------------------------------------------------------------------------ speed and memory
@@ -44,49 +39,7 @@ def test_the_gpus_part_runs_on_a_cpu(tmp_path):
     assert 0.1 < first["reward_first_round"] < 0.9
 
 
-# ------------------------------------------------------------------------------ a coarse engine
-def test_coarse_weights_are_those_of_the_formats_with_as_many_bits():
-    w = torch.cat([torch.randn(2000), torch.tensor([0.0, 1.0, -1.5, 0.75])])
-    assert torch.equal(altered.coarse(w, 24), w)
-    assert torch.equal(altered.coarse(w, 8), w.bfloat16().float())
-    normal = w[(w.abs() >= 2**-6) | (w == 0)]  # e4m3 has fewer bits below
-    assert torch.equal(altered.coarse(normal, 4), normal.to(torch.float8_e4m3fn).float())
-    powers = altered.coarse(w[w != 0], 1).abs().log2()
-    assert torch.equal(powers, powers.round())
-
-
-def test_logits_are_rounded_on_both_sides(monkeypatch):
-    vllm = SimpleNamespace(LLM=lambda model, **options: options)
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    exact = logprobs.float32_product
-    monkeypatch.setattr(logprobs, "float32_product", exact)
-    altered.round_logits()
-    h_T, W = torch.randn(3, 8).bfloat16(), torch.randn(50, 8).bfloat16()
-    product = logprobs.float32_product(h_T, W)
-    assert torch.equal(product, product.bfloat16().float())
-    assert not torch.equal(exact(h_T, W), product)
-    assert vllm.LLM("tiny", seed=1, hf_overrides=dict(head_dtype="float32")) == dict(
-        seed=1, hf_overrides={})
-
-
-def test_a_coarse_engine_starts_with_rounded_matrices_and_is_sent_no_others(monkeypatch, tmp_path):
-    """Vectors (norms, biases) stay as they are, and so does the trainer's model."""
-    w, b = torch.randn(4, 4), torch.randn(4)
-    file = tmp_path / "model.safetensors"
-    save_file(dict(w=w, b=b), file)
-    monkeypatch.setattr(engine, "start", lambda model, options: load_file(
-        f"{model}/model.safetensors"))
-    monkeypatch.setattr(engine, "merged_weights", lambda policy: iter(policy.items()))
-    altered.make_coarse(2)
-    started = engine.start(str(tmp_path), {})
-    sent = dict(engine.merged_weights({"q.weight": w, "q.bias": b}))
-    rounded = altered.coarse(w, 2)
-    assert not torch.equal(rounded, w)
-    assert torch.equal(started["w"], rounded) and torch.equal(sent["q.weight"], rounded)
-    assert torch.equal(started["b"], b) and torch.equal(sent["q.bias"], b)
-    assert torch.equal(load_file(file)["w"], w)
-
-
+# ------------------------------------------------------------------------------ the verifier
 @pytest.mark.slow
 def test_the_verifier_is_compared_with_math_verify_on_the_answers_in_logs(tmp_path, capsys):
     """An evaluation's eval.jsonl and a run's groups.jsonl; the same answer counts once."""

@@ -10,14 +10,10 @@ import mpmath
 import pytest
 
 import compare
-import probes
-import sampling
 import store
 import study
 from helpers import ROOT
-from helpers import lines as rows_of
 from parts.config import parse
-from parts import probe
 from parts.files import append
 
 PAGES = sorted(file.stem for file in (ROOT / "bench/results").glob("*.jsonl"))
@@ -59,24 +55,9 @@ def line(arm="a", regime="stream", seed=0, accuracies=(0.0, 1.0), **more):
 def test_the_committed_page_is_that_of_the_committed_runs(name):
     page = (store.RESULTS / f"{name}.md").read_text()
     assert "## " in page
-    if name == "probe":  # whose rows are no runs
-        told = probes.tables(rows_of(store.RESULTS / "probe.jsonl"), ["earlier", "new"])
-        assert [row for row in told.splitlines() if row not in page.splitlines()] == []
-        return
     lines = store.load(name)
     tables = study.STUDIES.get(name, study.SINGLE).tables(lines)
     assert store.page(name, tables, lines) == page
-
-
-def test_two_versions_of_the_probe_can_be_compared(tmp_path):
-    """Of which the earlier may call its tolerances limits."""
-    (tmp_path / "earlier.py").write_text(
-        "from parts.probe import Probe as Now, tolerances as limits\n"
-        "def Probe(*args, limits, **options):\n"
-        "    return Now(*args, tolerances=limits, **options)\n")
-    for module in (probe, probes.load_earlier(tmp_path / "earlier.py")):
-        rows = probes.outcomes(module, 0.01, 0)
-        assert [next(rows), next(rows)] == [("none", False, 0), ("layer 0", True, 1)]
 
 
 @pytest.mark.slow
@@ -100,125 +81,53 @@ def test_finished_runs_become_a_study_that_is_told_and_drawn(
     with pytest.raises(SystemExit, match="gone is no folder of a run"):
         compare.main(["gone"])
     monkeypatch.setattr(sys, "argv", ["study.py", "none-such"])
-    with pytest.raises(SystemExit, match="none-such.jsonl lacks all of the runs"):
-        study.main()
-    store.add("objective", dict(run="some", command="minirl.py", metrics={}, evals={}))
-    monkeypatch.setattr(sys, "argv", ["study.py", "objective", "--into", "half", "--draw"])
-    with pytest.raises(SystemExit, match="half.jsonl lacks 1 of the runs"):
-        study.main()
-    monkeypatch.setattr(sys, "argv", ["study.py", "some", "--into", "anew"])  # made one by one
-    with pytest.raises(SystemExit, match="some.jsonl stores no commands of its runs"):
+    with pytest.raises(SystemExit, match="none-such.jsonl has no runs"):
         study.main()
 
 
 # ----------------------------------------------------------------------------------------- its runs
-def test_what_is_missing_is_trained_and_only_a_known_end_is_a_result(
-        results, monkeypatch, tmp_path):
-    """Started to be resumed; how it ended decides."""
+def test_what_is_missing_is_trained_and_stored(results, monkeypatch, tmp_path):
+    """A run is started so that it resumes, and a run that fails is not stored."""
     monkeypatch.setattr(study, "ROOT", tmp_path)
     (tmp_path / "script.py").write_text(
-        "import os, sys; print(sys.argv[1:]); os.makedirs(f'runs/{sys.argv[-2]}')\n"
-        "open(f'runs/{sys.argv[-2]}/groups.jsonl', 'w')\n"
-        "sys.exit('diverged' if '--lr' in sys.argv else 0)")
+        "import sys; print(sys.argv[1:]); sys.exit('--lr' in sys.argv)")
 
     def run(name, flags=""):
         return dict(run=name, seed=7, command=f"script.py 5 {flags}--name {name}")
 
-    table = [run("a"), run("b", "--lr 9 "), run("stored")]
-    store.add("some", dict(run="stored", metrics={}, evals={}))
-
-    def keep(folder, end):
-        (folder / "groups.jsonl").read_text()
-        return dict(metrics={}, evals=dict(avg=[0.5]))
-
-    asked = store.Study(keep, None, endings=("diverged",))
-    study.train_missing("some", asked, table[::2], processes=2)
-    study.train_missing("some", asked, table, processes=2)
-    _, a, b = store.load("some")
-    assert (a["run"], a["seed"], a["broke"], b["run"], b["broke"]) == ("a", 7, "", "b", "diverged")
-    said = (tmp_path / "runs/some/b.log").read_text().splitlines()[0]
-    assert said == str("5 --lr 9 --name b --resume".split())
-    assert store.runs_of_file("some") == table[:2]
-    asked.endings = ()
+    planned = [run("a"), run("b"), run("c", "--lr 9 ")]
+    store.add("some", dict(run="b", metrics={}, evals={}))
+    asked = store.Study(None, planned=lambda: planned,
+                        keep=lambda folder: dict(metrics={}, evals=dict(avg=[0.5])))
     with pytest.raises(SystemExit, match="c failed: see .*c.log"):
-        study.train_missing("some", asked, [run("c", "--lr 9 ")], processes=1)
+        study.train_missing("some", asked, processes=2)
+    assert [line["run"] for line in store.load("some")] == ["b", "a"]
+    said = (tmp_path / "runs/some/a.log").read_text().splitlines()
+    assert said == ["['5', '--name', 'a', '--resume']"]
 
 
-def all_runs(name: str) -> list[dict]:
-    planned = study.STUDIES[name].planned
-    return planned() if planned else store.runs_of_file(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(study.STUDIES.keys() - {"real_model", "qwen_cpu"}))
-def test_minirl_takes_the_flags_of_every_run_of_a_study(name, monkeypatch):
-    """Of runs whose flags differ in numbers alone, the first. Two studies have single runs."""
-    monkeypatch.chdir(ROOT / "bench/results")  # as deep as runs/STUDY
-    seen = set()
-    for run in all_runs(name):
-        command = re.sub(r"\.\./(words-135M|Qwen\S*)", "SmolLM2-135M-Instruct", run["command"])
-        flags = command.split()
-        flags = flags[next(i for i, flag in enumerate(flags) if flag.startswith("--")):]
-        words = [flag for flag in flags if flag not in (str(run["seed"]), run["run"])]
-        alike = tuple("a number" if re.match(r"-?\d", word) else word for word in words)
-        if alike not in seen:
-            found = parse(flags)
-            assert (found.name, found.seed) == (run["run"], run["seed"])
-            seen.add(alike)
-    assert len(seen) >= 3 or name == "real_race"
-
-
-def test_the_plan_names_what_the_program_runs():
-    """Of the study whose runs are those of a table: an arm's flags and prompts."""
-    plan = (ROOT / "bench" / "plan.md").read_text().partition("## Where hits are rare")[2]
-    for run in all_runs("human"):
-        flags, prompts = re.search(rf"\| {run['arm']} \| `(.*?)` \| (\d+) \|", plan).groups()
-        assert f" {flags} --batch-prompts {prompts} " in run["command"]
+@pytest.mark.parametrize("name", [name for name in study.STUDIES if study.STUDIES[name].planned()])
+def test_minirl_takes_the_flags_of_the_planned_runs_and_the_plan_names_them(name):
+    plan = (ROOT / "bench" / "plan.md").read_text()
+    for run in study.STUDIES[name].planned():
+        found = parse(run["command"].split()[1:])
+        assert (found.name, found.seed) == (run["run"], run["seed"])
+        arms = re.findall(rf"\| {run['arm']} \| `(.*?)` \| (\d+) \|", plan)
+        assert any(f" {flags} --batch-prompts {prompts} " in run["command"]
+                   for flags, prompts in arms)
 
 
 # ---------------------------------------------------------------------------- what is kept of a run
-def group(letter, *rewards, coefficient=0.0):
-    """A prompt with its answers; the coefficient is that of all of them."""
-    pool = [dict(reward=reward, coefficient=coefficient) for reward in rewards]
-    return dict(step=1, prompt=f"<|user|>1{letter}2=?", pool=pool)
-
-
-def test_a_run_is_kept_with_what_it_had_spent(tmp_path):
-    spent = dict(tokens_total=0, seconds_total=0.0)
-    usual = dict(engine_steps=7, zero_signal=0.5)
-    append(tmp_path / "metrics.jsonl", dict(step=1, samples_total=10, **usual),
-           dict(step=2, samples_total=20, tokens_trained=3, **usual))
-    append(tmp_path / "eval.jsonl", *(
-        dict(step=i, avg=0.1 * i, samples_total=10 * i, **spent) for i in (0, 2)))
-    solved = group("F", 1.0, 0.0, coefficient=0.5)
-    append(tmp_path / "groups.jsonl", group("F", 0.0, 0.0, 0.0), solved,
-           group("G", 0.0, 0.0, 0.0), solved)
-    found = sampling.keep_letters(tmp_path, "")
-    assert found["solved"] == {"F": 5} and found["zero_signal"] == 0.5
-    assert found["letters"] == {"F": [3, 7, 2, 1], "G": [1, 3, 0, 1]}
-    assert found["evals"]["engine_steps"] == [0, 14] and found["evals"]["trained"] == [0, 3]
-    broken = sampling.keep_letters(tmp_path, "gradient that is not finite")
-    assert broken["evals"]["avg"] == [0.0, 0.2, 0.0]
-    assert broken["evals"]["samples"] == [0, 20, sampling.FURTHER]
-
-
-def test_letters_are_counted_by_draws(monkeypatch):
-    monkeypatch.setattr(sampling, "WINDOW", 4)
-    found = sampling.letters_of([
-        group("F", 0.0, 0.0), group("F", 1.0, 0.0, 0.0, coefficient=0.5), group("G", 1.0, 1.0),
-        group("F", 0.0, 0.0, 1.0, 1.0)])["letters_by_draws"]
-    assert found["F"] == [[2, 1, 0], [1, 0, 1]] and found["A"] == []
-    assert found["G"] == [[0] * 3, [1, 0, 1]]
-
-
 def test_several_held_out_sets_count_by_their_mean(tmp_path):
     spent = dict(tokens_total=9, seconds_total=2.0)
     append(tmp_path / "metrics.jsonl",
-           dict(step=1, samples_total=10, engine_steps=7, zero_signal=0.5))
+           dict(step=1, samples_total=10, engine_steps=7, tokens_trained=3, zero_signal=0.5))
     append(tmp_path / "eval.jsonl", *(
         dict(step=step, data=data, avg=avg, samples_total=10 * step, **spent)
         for step in (0, 1) for data, avg in (("words", 0.5), ("svamp", 0.1))))
-    kept = sampling.keep_real(tmp_path, "")
+    kept = store.keep(("zero_signal",), tmp_path)
+    assert kept["metrics"] == {"zero_signal": [0.5]} and kept["evals"]["samples"] == [0, 10]
+    assert kept["evals"]["engine_steps"] == [0, 7] and kept["evals"]["trained"] == [0, 3]
     assert kept["evals"]["avg"] == [0.3, 0.3]
     assert kept["evals"]["sets"][1] == dict(words=0.5, svamp=0.1)
 
@@ -246,7 +155,8 @@ def test_words_follow_the_plan(differences, word):
         store.at(lines[0], "samples", 101)
 
 
-@pytest.mark.parametrize("level, quantiles", [(0.95, store.T_95), (0.99, store.T_99)])
+@pytest.mark.parametrize("level, quantiles", [
+    (0.95, store.T_95), (0.99, store.T_99), (0.975, store.T_975)])
 def test_the_quantiles_are_students(level, quantiles):
     """So much lies within: Student's t is an incomplete beta function, which mpmath has."""
     for count, quantile in quantiles.items():
