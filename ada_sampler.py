@@ -20,15 +20,15 @@ finish first. If right answers are shorter, half a round contains too many of th
 at that moment would bias the pool. The *next* round may start early, if it will be needed whatever
 the missing answers are. This changes when answers are sampled, but not which answers.
 
-**The rules** (`--sampler`). Each rule is an entry of RULES, where you can add one.
+**The rules** (`--sampler`). To add one, write a line of RULES and a case of `SamplerConfig.rule`.
     uniform      sample n, keep n, as in GRPO or in REINFORCE with a group baseline
     dapo         sample n; if all are right or all wrong, drop the prompt and try another one
     ada-pos      rounds of M until an answer is right; keep n, of both kinds if there are any
     ada-balance  rounds of M until n//2 answers are right and n - n//2 wrong; keep those (default)
     ada-est      sample ~ 1/sqrt(p of earlier epochs); keep all, weights ~ 1/sqrt(p of this pool)
     gvm          pilot answers estimate p; then sample where it lowers the gradient's variance most
-If you only want ada-balance, skip the last section, which serves ada-est and gvm. docs/method.md
-explains what happens to a prompt that is never solved.
+The last section serves only ada-est and gvm. docs/method.md says what happens to a prompt that is
+never solved.
 
 **Use it** in another trainer, because it needs only the standard library (examples/own_loop.py).
 `collect` takes an engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a
@@ -54,8 +54,18 @@ GVM_ALPHA, GVM_BETA = 1e-3, 2.0  # in `allocate_gvm`; p = sqrt(alpha) gets the m
 
 
 # ---------------------------------------------------------------------------------------- the rules
+RULES = {  # name -> the settings that the rule reads; any other one has no effect on it
+    "uniform": ("n",),
+    "dapo": ("n",),
+    "ada-pos": ("n", "M", "N", "drop_unresolved"),
+    "ada-balance": ("n", "M", "N", "drop_unresolved", "max_rounds_all_correct"),
+    "ada-est": ("M",),
+    "gvm": ("M",),
+}
+
+
 class Rule(NamedTuple):
-    """Everything in which the samplers differ, as data."""
+    """Everything in which the samplers differ, as numbers: see `SamplerConfig.rule`."""
 
     round_size: int  # answers in each of a prompt's rounds
     rows_per_prompt: int  # answers kept for the update (ada-est, gvm: on average)
@@ -66,32 +76,6 @@ class Rule(NamedTuple):
     drops: bool = False  # an unresolved prompt is not trained on
     refills: int = 0  # how often another prompt is tried instead of an unresolved one
     allocates: str = ""  # "by history", "by pilots": how pass rates divide a step's answers
-
-
-class Sampler(NamedTuple):
-    """An entry of RULES. A setting that it does not read has no effect for this sampler."""
-
-    reads: tuple[str, ...]  # the settings that this rule depends on
-    rule: Callable[..., Rule]  # called with the values of these settings, in this order
-
-
-RULES = {
-    "uniform": Sampler(("n",), lambda n: Rule(round_size=n, rows_per_prompt=n)),
-    "dapo": Sampler(("n",), lambda n: Rule(
-        round_size=n, rows_per_prompt=n, min_correct=1, min_wrong=1, drops=True,
-        refills=3)),  # if 2/3 of the prompts have no gradient, 4/5 of the places are filled
-    "ada-pos": Sampler(("n", "M", "N", "drop_unresolved"), lambda n, M, N, drop: Rule(
-        round_size=M, rows_per_prompt=n, max_rounds=N, min_correct=1, drops=drop)),
-    "ada-balance": Sampler(
-        ("n", "M", "N", "drop_unresolved", "max_rounds_all_correct"),
-        lambda n, M, N, drop, all_correct: Rule(
-            round_size=M, rows_per_prompt=n, max_rounds=N, min_correct=n // 2,
-            min_wrong=n - n // 2, max_rounds_all_correct=all_correct, drops=drop)),
-    "ada-est": Sampler(("M",), lambda M: Rule(
-        round_size=M, rows_per_prompt=M, allocates="by history")),
-    "gvm": Sampler(("M",), lambda M: Rule(
-        round_size=GVM_PILOTS, rows_per_prompt=M, allocates="by pilots")),
-}
 
 
 # ------------------------------------------------------------------------------------ configuration
@@ -125,8 +109,26 @@ class SamplerConfig:
 
     @property
     def rule(self) -> Rule:
-        reads, rule = RULES[self.sampler]
-        return rule(*(getattr(self, name) for name in reads))
+        n, M = self.n, self.M
+        match self.sampler:
+            case "uniform":
+                return Rule(round_size=n, rows_per_prompt=n)
+            case "dapo":  # if 2/3 of the prompts have no gradient, 4/5 of the places are filled
+                return Rule(round_size=n, rows_per_prompt=n, min_correct=1, min_wrong=1,
+                            drops=True, refills=3)
+            case "ada-pos":
+                return Rule(round_size=M, rows_per_prompt=n, max_rounds=self.N, min_correct=1,
+                            drops=self.drop_unresolved)
+            case "ada-balance":
+                return Rule(round_size=M, rows_per_prompt=n, max_rounds=self.N,
+                            min_correct=n // 2, min_wrong=n - n // 2,
+                            max_rounds_all_correct=self.max_rounds_all_correct,
+                            drops=self.drop_unresolved)
+            case "ada-est":
+                return Rule(round_size=M, rows_per_prompt=M, allocates="by history")
+            case "gvm":
+                return Rule(round_size=GVM_PILOTS, rows_per_prompt=M, allocates="by pilots")
+        raise ValueError(f"sampler {self.sampler} needs a case in SamplerConfig.rule")
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for settings that contradict each other."""
@@ -143,10 +145,9 @@ class SamplerConfig:
         if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 requires M >= n
             raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")
         compares = self.advantage != "positives-only" or rule.min_correct or rule.min_wrong
-        least = 2 if compares else 1
-        if rule.rows_per_prompt < least:
-            raise ValueError(f"set {'M' if rule.allocates else 'n'} to {least} or more" +
-                             ", so that right and wrong answers can be compared" * (least > 1))
+        if compares and rule.rows_per_prompt < 2:
+            raise ValueError(f"set {'M' if rule.allocates else 'n'} to 2 or more, so that right "
+                             "and wrong answers can be compared")
         by_history = rule.allocates == "by history"
         if by_history and not EST_MIN <= self.M <= EST_MAX:
             raise ValueError(f"ada-est samples {EST_MIN} to {EST_MAX} answers per prompt, so M, "
@@ -165,7 +166,7 @@ class Sample:
     index: int  # its place in the pool, in the order of sampling, not of finishing
     round: int  # 0, 1, ...
     rollout: Any = None  # None while the engine is writing, and one engine step longer: see `drive`
-    reward: float = 0.0  # the grader's; see `fill_missing` if the grader failed
+    reward: float = math.nan  # NaN before the verdict, and if the grader could not judge
     status: str | None = None  # the grader's status; None before the verdict
     correct: bool = False  # reward > threshold
     why: str = ""  # the grader's reason, where it gives one
@@ -185,16 +186,22 @@ class Group:
 
     index: int  # its place in the batch
     problem: Any
-    pool: list[Sample] = field(default_factory=list)  # all sampled answers
+    pool: list[Sample] = field(default_factory=list)  # all answers that were asked for
     rounds: int = 0  # started so far
     outcome: str = OPEN
     refill: int = 0  # dapo: how many prompts were tried before this one in its place
     # `set_advantages` sets the following fields after the last round.
-    baseline: float = 0.0  # mean reward of the pool (gvm: without the pilots)
-    p_hat: float = 0.0  # share correct in the pool (gvm: after the pilots, if any)
+    baseline: float = 0.0  # mean reward of the judged answers (gvm: without the pilots)
+    p_hat: float = 0.0  # the share of them that is correct
     kept: list[Sample] = field(default_factory=list)  # for the update, in the order of sampling
     advantages: list[float] = field(default_factory=list)  # one per kept answer
     weights: list[float] = field(default_factory=list)  # one per kept answer
+
+    @property
+    def judged(self) -> list[Sample]:
+        """The answers with a verdict. Without one, an answer says nothing about the policy, so it
+        counts for neither exit test nor baseline, and is not kept."""
+        return [s for s in self.pool if not math.isnan(s.reward)]
 
     def rows(self) -> list[tuple[Sample, float]]:
         """[(answer, advantage * weight)]: what multiplies grad log pi(answer) in the update."""
@@ -241,9 +248,9 @@ def mean(values: list[float]) -> float:
     return values[0] if min(values) == max(values) else fmean(values)
 
 
-def pass_rate(pool: list[Sample]) -> float:
-    """Share of correct answers."""
-    return sum(s.correct for s in pool) / len(pool)
+def pass_rate(judged: list[Sample]) -> float:
+    """Share of correct answers; 0 if there is no answer."""
+    return sum(s.correct for s in judged) / max(len(judged), 1)
 
 
 def advantages(kept_rewards: list[float], pool_rewards: list[float], kind: str) -> list[float]:
@@ -290,13 +297,13 @@ def row_weights(correct: list[bool], p_hat: float, rows_per_prompt: float, kind:
 
 def set_advantages(group: Group, config: SamplerConfig) -> None:
     """Choose the kept answers of a finished group, with their advantages and weights."""
-    rule, pool = config.rule, group.pool
-    group.p_hat = pass_rate(pool)
+    rule, pool = config.rule, group.judged
+    group.p_hat = pass_rate(pool)  # of the pilots, if gvm samples nothing after them
     if rule.allocates == "by pilots":  # the pilots are not trained on
         pool = [s for s in pool if s.round > 0]
-        if not pool:
-            return
-        group.p_hat = pass_rate(pool)
+    if not pool:
+        return
+    group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
     group.baseline = mean(rewards)  # for the log: `advantages` computes it again
     if group.outcome != RESOLVED and rule.drops:
@@ -343,9 +350,6 @@ def collect(
     if config.rule.allocates == "by pilots":
         sample_after_pilots(collector, grad_norms)
         collector.drive()
-    samples = [s for group in collector.groups for s in group.pool]
-    for s, reward in zip(samples, fill_missing([s.reward for s in samples])):
-        s.reward = reward
     if config.rule.allocates == "by history":
         for group in collector.groups:
             estimator.update(group)
@@ -420,8 +424,9 @@ class Collector:
                 self.open_round(group, self.config.rule.round_size)
             return
         self.read_verdicts(group)
-        correct = sum(s.correct for s in group.pool)
-        group.outcome = exit_test(correct, len(group.pool) - correct, group.rounds, self.config)
+        correct = sum(s.correct for s in group.judged)
+        wrong = len(group.judged) - correct
+        group.outcome = exit_test(correct, wrong, group.rounds, self.config)
         if group.outcome == OPEN:
             self.open_round(group, self.config.rule.round_size)
         elif group.outcome != RESOLVED:
@@ -433,10 +438,11 @@ class Collector:
         if missing >= max(rule.min_correct, rule.min_wrong):
             return False  # the missing answers alone could satisfy the exit test
         self.read_verdicts(group)
-        correct = sum(s.correct for s in group.pool)
-        wrong = len(group.pool) - missing - correct
+        correct = sum(s.correct for s in group.judged)
+        wrong = len(group.judged) - correct  # a missing answer is not judged yet
+        # If k of them are correct. A prompt that is open then is also open with fewer verdicts.
         outcomes = [exit_test(correct + k, wrong + missing - k, group.rounds, self.config)
-                    for k in range(missing + 1)]  # if k of the missing ones are correct
+                    for k in range(missing + 1)]
         return all(outcome == OPEN for outcome in outcomes)
 
     def read_verdicts(self, group: Group) -> None:
@@ -514,7 +520,7 @@ class Estimator:
 
     def update(self, group: Group) -> None:
         T, K = self.counts.get(str(group.problem.id), (0.0, 0.0))
-        drawn, correct = len(group.pool), sum(s.correct for s in group.pool)
+        drawn, correct = len(group.judged), sum(s.correct for s in group.judged)
         self.counts[str(group.problem.id)] = [EST_DECAY * T + drawn, EST_DECAY * K + correct]
 
     def state_dict(self) -> dict[str, list[float]]:
@@ -533,7 +539,7 @@ def sizes_from_history(problems: list, M: int, estimator: Estimator) -> list[int
 def sample_after_pilots(collector: Collector, grad_norms: Callable | None) -> None:
     """gvm: allocate M answers per prompt, on average, after the pilots of all prompts are done."""
     groups = collector.groups
-    p = [pass_rate(group.pool) for group in groups]
+    p = [pass_rate(group.judged) for group in groups]
     norms = grad_norms(groups) if grad_norms else [1.0 for _ in p]
     sizes = allocate_gvm(p, norms, collector.config.M * len(p), GVM_ALPHA, GVM_BETA)
     for group, rate, size in zip(groups, p, sizes):

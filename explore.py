@@ -27,7 +27,7 @@ import tyro
 
 from explorer import what_if
 from explorer.panels import panels_of, read_run, smoothing_reach, what_differs
-from parts.config import CLIPS, DPPO_DELTA, ICEPOP_BOUNDS
+from parts.config import CLIPS
 from parts.files import row_of, write_safely
 from parts.grader import NO_VERDICT
 from parts.text import quiet_end, shown
@@ -211,8 +211,7 @@ def with_what_follows(data: dict, sizes: dict | None = None) -> dict:
         add_questions(run["groups"])
     rows = [row for run in data["runs"] for row in run["metrics"]]
     reach = smoothing_reach(max((row["step"] for row in rows), default=0))
-    facts = dict(no_verdict=NO_VERDICT, clips=CLIPS, icepop_bounds=ICEPOP_BOUNDS,
-                 dppo_delta=DPPO_DELTA)
+    facts = dict(no_verdict=NO_VERDICT, clips=CLIPS)
     return data | facts | dict(panels=panels_of(rows), reach=reach)
 
 

@@ -33,11 +33,8 @@ the suffix _T has one entry per answer token of a row or micro-batch, without pa
 course/first_evening.py and course/second_evening.py. Papers: arXiv 2510.04996 and 2512.01374.
 """
 import contextlib
-import faulthandler
 import math
 import random
-import signal
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +49,7 @@ import torch
 from ada_sampler import Estimator, collect, set_advantages
 from explorer.panels import draw_run
 from parts.run_folder import claim, note_start, restore, save
-from parts.config import DPPO_DELTA, ICEPOP_BOUNDS, Config, settings_of, settle
+from parts.config import Config, settings_of, settle
 from parts.data import Problem, Stream, load_data
 from parts.engine import Engine, EngineForSampler, seed_all, start_engine
 from parts.evaluation import evaluate
@@ -75,20 +72,17 @@ def main(flags: Config) -> None:
     folder = Path("runs", flags.name)
     with claim(folder, flags.resume), open_grader(flags.reward, flags.threshold) as grader:
         run = set_up(folder, flags, grader)
-        config, log = run.config, Log(run)
-        if run.state["step"] == 0 and config.eval_first:
-            log.evaluation(evaluate_held_out(run))
-        for step in range(run.state["step"] + 1, config.steps + 1):
+        log = Log(run)
+        evaluate_if_due(run, log)  # before the first step, or what a kill has interrupted
+        for step in range(run.state["step"] + 1, run.config.steps + 1):
             run.state["step"] = step
             groups, metrics = train_step(step, run)
             hopeless = log.step(groups, metrics)
-            if step == config.steps or config.eval_every and step % config.eval_every == 0:
-                log.evaluation(evaluate_held_out(run))
-            save(run, config.keep_every)
+            save(run, run.config.keep_every)
             if hopeless:
                 raise SystemExit(hopeless)
+            evaluate_if_due(run, log)
         log.close()  # prints the change in accuracy
-        draw_run(folder)  # curves.png
 
 
 @dataclass
@@ -112,7 +106,6 @@ class Run:
 
 def set_up(folder: Path, flags: Config, grader) -> Run:
     """Everything before the first step. With --resume in the state of the last checkpoint."""
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # kill -USR1 PID shows the threads
     config, model = settle(flags)  # with the defaults for this model and machine
     require_weights(model.path)
     tokenizer = load_tokenizer(model.path)
@@ -195,14 +188,19 @@ def sync(run: Run) -> dict:
     return run.probe.check()
 
 
-def evaluate_held_out(run: Run) -> list[dict]:
-    """Answers to the held-out problems, which `drop_overlap` (parts/data.py) kept from training."""
-    config = run.config
+def evaluate_if_due(run: Run, log: Log) -> None:
+    """avg@k on the held-out problems, which `drop_overlap` (parts/data.py) keeps from training."""
+    config, step = run.config, run.state["step"]
+    regular = config.eval_every and step % config.eval_every == 0
+    due = config.eval_first if step == 0 else regular or step == config.steps
+    if not due or log.evaluated == step:
+        return
     rows = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
-        temperature=config.temperature, seed=f"{config.seed}/{run.state['step']}")
+        temperature=config.temperature, seed=f"{config.seed}/{step}")
     run.engine.clear_cache()  # or a resumed run, whose cache is empty, would round differently
-    return rows
+    log.evaluation(rows)
+    draw_run(run.folder)  # curves.png
 
 
 # ------------------------------------------------------------------------------ the update
@@ -248,26 +246,26 @@ def split_into_mini_batches(groups, config: Config, rng: random.Random) -> list[
 def rows_of_group(group, config: Config) -> list[Row]:
     """The rows of a group's kept answers. Each answer also gets its row as `.row`, for the log."""
     prompt = group.problem.prompt_ids
-    for s, coefficient in group.rows():
-        routes = s.rollout.routes  # MoE only
-        s.row = Row(
-            ids=prompt + s.rollout.token_ids, prompt_length=len(prompt),
-            mu_logprobs=s.rollout.logprobs, coefficient=coefficient,
-            routes=routes, replay=routes if config.replay == "r3" else None)
-    return [s.row for s, _ in group.rows()]
+    rows = []
+    for sample, coefficient in group.rows():
+        rollout = sample.rollout
+        sample.row = Row(
+            ids=prompt + rollout.token_ids, prompt_length=len(prompt),
+            mu_logprobs=rollout.logprobs, coefficient=coefficient,
+            routes=rollout.routes,  # MoE only
+            replay=rollout.routes if config.replay == "r3" else None)
+        rows.append(sample.row)
+    return rows
 
 
 def set_norms(rows: list[Row], config: Config) -> None:
     """Set `row.norm` to 1 / (answers * length). docs/method.md#the-divisor says why these two."""
     # The batch's average, because ada-est and gvm give some prompts more rows on purpose.
-    responses = len(rows) / config.mini_batches
-    length = config.max_tokens
-    if config.length_norm == "batch":  # the mean length of the batch's answers
-        length = sum(row.length for row in rows) / max(len(rows), 1)
+    answers = len(rows) / config.mini_batches
+    mean_length = sum(row.length for row in rows) / max(len(rows), 1)
     for row in rows:
-        if config.length_norm == "response":
-            length = row.length
-        row.norm = 1 / (responses * length)
+        lengths = dict(constant=config.max_tokens, batch=mean_length, response=row.length)
+        row.norm = 1 / (answers * lengths[config.length_norm])
 
 
 def add_old_logprobs(policy, rows: list[Row], config: Config) -> None:
@@ -355,8 +353,6 @@ def objective(lp_T, old_T, mu_T, advantage_T, config: Config):
     if config.clip:
         mask_T[(advantage_T > 0) & (ratio_T > high)] = 0
         mask_T[(advantage_T < 0) & (ratio_T < low)] = 0
-    if config.mask != "ratio":
-        mask_T = other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config)
     weight_T = importance_weight(lp_T, old_T, mu_T, config.importance)
     capped_T = weight_T.clamp(max=config.weight_cap) if config.weight_cap else weight_T
     return mask_T * capped_T * advantage_T * lp_T, mask_T, weight_T
@@ -369,19 +365,6 @@ def importance_weight(lp_T, old_T, mu_T, kind: str):
     if kind == "staleness":
         return (lp_T - old_T).exp().detach()
     return torch.ones_like(old_T)
-
-
-# ------------------------------------------------------------------------------ beyond the paper
-def other_mask(mask_T, lp_T, old_T, mu_T, advantage_T, config: Config):
-    """The masks of DPPO and IcePop, [T], for comparison (docs/method.md#other-masks)."""
-    if config.mask == "icepop":
-        low, high = ICEPOP_BOUNDS  # it also masks tokens on which engine and trainer differ
-        mismatch_T = (old_T - mu_T).exp()
-        return mask_T * ((mismatch_T >= low) & (mismatch_T <= high))
-    # The ratio of a rare token soon doubles, so DPPO bounds the difference of probabilities.
-    moved_T = lp_T.detach().exp() - mu_T.exp()
-    too_far_T = torch.where(advantage_T > 0, moved_T > DPPO_DELTA, moved_T < -DPPO_DELTA)
-    return (~too_far_T).to(mask_T)
 
 
 if __name__ == "__main__":

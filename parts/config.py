@@ -31,8 +31,6 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
 }
 # What --clip bounds: the mask (which tokens have a gradient), the terms, or the weights.
 CLIPS = {"minirl": "mask", "grpo": "term", "cispo": "weight"}
-ICEPOP_BOUNDS = (0.5, 5.0)  # bounds of pi_old/mu, this project's choice; the upper is MiniRL's cap
-DPPO_DELTA = 0.2  # how far a token's probability may move, about as in DPPO's paper
 
 PRESETS = {  # defaults by the size of the model (`size_of`)
     "tiny": dict(
@@ -59,7 +57,7 @@ MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # e
 # how often it is evaluated, but not what its logs mean. Any other would mix two runs in one log.
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory", "sleep",
-    "engine_sequences", "micro_tokens", "log_groups", "report_to", "train_anyway"})
+    "engine_sequences", "micro_tokens", "log_groups", "report_to"})
 
 
 # ------------------------------------------------------------------------------ the flags
@@ -151,8 +149,6 @@ class Config(SamplerConfig, CommonFlags):
     """with a negative advantage, too far means a ratio below 1 - eps_low"""
     eps_high: Positive = 0.27
     """with a positive advantage, too far means a ratio above 1 + eps_high"""
-    mask: Literal["ratio", "dppo", "icepop"] = "ratio"
-    """what --clip bounds (minirl): ratio; dppo: pi_theta - mu; icepop: the ratio and pi_old/mu"""
     length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """divisor of token sums: constant (max_tokens), response (own length), batch (mean length)"""
     replay: Auto[Literal["none", "r2", "r3"]] = None
@@ -188,8 +184,6 @@ class Config(SamplerConfig, CommonFlags):
     """steps between evaluations; 0 = only the first and the last; default: 20, small models 10"""
     eval_first: bool = True
     """evaluate before step 1; without it the run cannot report at its end what has changed"""
-    train_anyway: bool = False
-    """continue even if the first steps give no gradient"""
     log_groups: CountOrOff | Literal["all"] = 2
     """prompts of each step whose answers are logged for explore.py: a number, or all"""
 
@@ -439,14 +433,13 @@ def effects(c: Config) -> list[tuple[str, bool, str]]:
     """When a setting has an effect, and why it has none. Needs no model and no data."""
     data = ",".join(name for name in (c.data, c.eval_data) if name)
     return common_effects(c, bool(data) and is_own(data)) + [
-        ("importance weight_cap mask", c.objective == "minirl", f"with objective {c.objective}"),
+        ("importance weight_cap", c.objective == "minirl", f"with objective {c.objective}"),
         ("weight_cap", c.importance != "none", "with importance none, as all weights are 1"),
-        ("clip eps_low eps_high", c.mini_batches > 1 or c.mask != "ratio",
+        ("clip eps_low eps_high", c.mini_batches > 1,
          "with one mini-batch, because pi_theta is still pi_old"),
         ("replay", c.mini_batches > 1 or c.replay != "r2",
          "with one mini-batch, because there is no pi_old pass to repeat"),
-        ("eps_low eps_high mask", c.clip, "without clip"),
-        ("eps_low eps_high", c.mask != "dppo", "with mask dppo, which bounds differences")]
+        ("eps_low eps_high", c.clip, "without clip")]
 
 
 def given_in(config, usual: dict) -> set[str]:

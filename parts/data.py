@@ -79,7 +79,7 @@ def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], 
     train, held_out = load_train_and_held_out(
         config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
     digest_of_both = digest(train, held_out)
-    check_readable(config.model, train, refuse=not (config.reward or config.train_anyway))
+    check_readable(config.model, train, refuse=not config.reward)
     train, held_out = (
         add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))

@@ -29,7 +29,9 @@ class Log:
     def __init__(self, run):
         self.run, self.config, self.folder = run, run.config, run.folder
         self.history = deque(read_rows(run.folder / "metrics.jsonl"), maxlen=PATIENCE)
-        self.held_out = {row["data"]: row["avg"] for row in read_rows(run.folder / "eval.jsonl")}
+        evals = list(read_rows(run.folder / "eval.jsonl"))
+        self.held_out = {row["data"]: row["avg"] for row in evals}
+        self.evaluated = evals[-1]["step"] if evals else None  # the last step with an evaluation
         self.tracker = open_tracker(run.config)
         self.bar = tqdm(initial=run.state["step"], total=run.config.steps, desc=run.config.name)
 
@@ -61,14 +63,16 @@ class Log:
         for q, problem in enumerate(self.run.held_out):
             append(self.folder / "answers.jsonl",
                    answer_row(state["step"], problem, rows[q * k:(q + 1) * k], [*results]))
+        lines = {name: dict(step=state["step"], **totals(state), data=name,
+                            temperature=config.temperature, **result)
+                 for name, result in results.items()}
+        append(self.folder / "eval.jsonl", *lines.values())  # last, in one write: see `restore`
+        self.evaluated = state["step"]
         for name, result in results.items():
-            row = dict(step=state["step"], **totals(state), data=name,
-                       temperature=config.temperature, **result)
-            append(self.folder / "eval.jsonl", row)
             self.held_out[name] = result["avg"]
             where = f" on {shown(name)}" if len(results) > 1 else ""
             tqdm.write(evaluation_line(where, result, config, state))
-            self.track(f"held_out/{name}" if len(results) > 1 else "held_out", row)
+            self.track(f"held_out/{name}" if len(results) > 1 else "held_out", lines[name])
         failed = [row for row in rows if row["status"] in NO_VERDICT]
         if failed:  # because they are no wrong answers
             tqdm.write(f"WARNING: {len(failed)} of these {len(rows)} answers got no verdict: "

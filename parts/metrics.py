@@ -261,7 +261,7 @@ def why_hopeless(row: dict, groups: list, run) -> str:
     rewards = [s.reward for group in groups for s in group.pool]
     never_stepped = run.schedule.last_epoch == 0 and not row["skipped_steps"]
     hopeless = never_stepped or is_blind(rewards, config) or cut_off and step == 1
-    if config.train_anyway or not hopeless:
+    if not hopeless:
         return ""
     first, cause = groups[0].pool[0], likely_cause(row, groups, rewards, config)
     tqdm.write(f"the first answer of step {step} (gold {shown(groups[0].problem.answer)!r}, "

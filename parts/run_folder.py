@@ -153,9 +153,13 @@ def restore(run) -> None:
         group["lr"] = lr * share(run.schedule.last_epoch)
     run.stream.cursor = state.pop("cursor")
     run.estimator.load_state_dict(state.pop("estimator"))
-    for name, size in state.pop("logs").items():
+    evaluated = [row["step"] for row in read_rows(run.folder / "eval.jsonl")][-1:]
+    complete = evaluated == [state["step"]]  # an evaluation writes this log last
+    sizes = state.pop("logs")
+    for name in LOGS[:2] if complete else LOGS:
         log = run.folder / name  # what was logged after this checkpoint is repeated
-        os.truncate(log, min(size, log.stat().st_size))
+        if log.exists():
+            os.truncate(log, min(int(sizes.get(name, 0)), log.stat().st_size))
     run.state |= state
     print(f"continuing after step {run.state['step']} of {run.config.steps}")
 

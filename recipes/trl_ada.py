@@ -42,7 +42,7 @@ SHARDED = next((kind for kind in ("FSDP", "DEEPSPEED")
                 if os.environ.get(f"ACCELERATE_USE_{kind}") == "true"), "nothing")
 UNREAD = (  # flags of minirl.py that TRL has in another form or not at all
     "objective importance mask clip eps_low eps_high weight_cap length_norm replay log_groups "
-    "eval_every eval_first train_anyway rollout_dtype kv_cache_dtype sleep micro_tokens")
+    "eval_every eval_first rollout_dtype kv_cache_dtype sleep micro_tokens")
 
 
 # ------------------------------------------------------------------------------ settings

@@ -357,7 +357,7 @@ def own_run(folder, **settings):
     files.append(file, *(
         dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(40)))
     usual = dict(name="own", steps=1, data=str(file), max_tokens=33, temperature=0.9,
-                 train_anyway=True, eval_questions=9, max_prompt_tokens=99)
+                 eval_questions=9, max_prompt_tokens=99)
     run = small_run(folder, **usual | settings)
     return str(run / "checkpoints" / "step-000001"), str(file)
 

@@ -104,8 +104,8 @@ WEIGHTS = [dict(sampler="ada-est"), dict(weighting="log")]
 UPDATING = [
     *(dict(objective=name) for name in OBJECTIVES), dict(importance="none"),
     dict(importance="staleness", weight_cap=1.0), dict(clip=False),
-    dict(mask="dppo", mini_batches=6), dict(mask="icepop"), dict(length_norm="response"),
-    dict(length_norm="batch"), dict(replay="r2"), dict(replay="r3")]
+    dict(length_norm="response"), dict(length_norm="batch"), dict(replay="r2"),
+    dict(replay="r3")]
 
 
 def words(settings: dict) -> str:

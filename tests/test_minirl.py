@@ -109,7 +109,11 @@ def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
             for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
     monkeypatch.setattr(evaluation, "draw_samples", lambda *_, temperature, seed: (
         found.append((temperature, seed)) or rows[::-1]))
-    assert [row["reward"] for row in minirl.evaluate_held_out(run)] == [-5.0, -5.0, -4.0, -0.5]
+    monkeypatch.setattr(minirl, "draw_run", lambda folder: None)
+    logged = []
+    log = SimpleNamespace(evaluated=None, evaluation=logged.extend)
+    minirl.evaluate_if_due(run, log)
+    assert [row["reward"] for row in logged] == [-5.0, -5.0, -4.0, -0.5]
     assert found == [(2.0, "3/7")] and run.events == ["clear"]  # a resumed run has an empty cache
 
 
@@ -118,18 +122,22 @@ def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
 def test_the_loop_logs_evaluates_and_saves_each_step(monkeypatch, tmp_path, first, every, wanted):
     run, seen = ready(steps=7, eval_first=first, eval_every=every), []
     said = SimpleNamespace(step=lambda *_: seen.append("log"), close=lambda: seen.append("close"),
-                           evaluation=lambda rows: seen.append(("evaluation", rows)))
+                           evaluation=lambda rows: seen.append("evaluation"), evaluated=None)
     monkeypatch.chdir(tmp_path)
+    run.held_out = []
     for name, instead in dict(
             open_grader=lambda *_: contextlib.nullcontext(), set_up=lambda *_: run,
-            Log=lambda run: said, evaluate_held_out=lambda run: run.state["step"],
+            Log=lambda run: said, evaluate=lambda *_, **__: [],
             save=lambda *_: seen.append("save"), draw_run=lambda _: seen.append("draw"),
             train_step=lambda step, run: (seen.append(step), {})).items():
         monkeypatch.setattr(minirl, name, instead)
     minirl.main(replace(run.config, name="mine"))
-    due = [("evaluation", step) for step in range(8)]
-    every_step = [[step, "log", *[due[step]] * (step in wanted), "save"] for step in range(1, 8)]
-    assert seen == [*[due[0]] * first, *sum(every_step, []), "close", "draw"]
+    due = [["evaluation", "draw"] if step in wanted else [] for step in range(8)]
+    every_step = [[step, "log", "save", *due[step]] for step in range(1, 8)]
+    assert seen == [*due[0], *sum(every_step, []), "close"]
+    said.evaluated = run.state["step"]  # a resumed run does not repeat a complete evaluation
+    minirl.evaluate_if_due(run, said)
+    assert seen[-1] == "close"
 
 
 def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):

@@ -140,8 +140,6 @@ REFUSED = {
         ("--objective cispo --weight-cap 4", "weight_cap has no effect with objective cispo"),
         ("--importance none --weight-cap 4", "no effect with importance none"),
         ("--no-clip --eps-low 0.1 --mini-batches 2", "eps_low has no effect without clip"),
-        ("--no-clip --mask dppo --mini-batches 2", "mask has no effect without clip"),
-        ("--mask dppo --eps-low 0.1 --mini-batches 2", "which bounds differences"),
         ("--no-clip", "clip has no effect with one mini-batch"),
         ("--replay r2", "replay has no effect with one mini-batch"),
         ("--replay r3", "tiny, which is no MoE model that can be replayed: leave it out"),
