@@ -201,13 +201,12 @@ def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
 def plain_verdict(gold: str, text: str) -> bool:
     """math-verify's verdict, with the gold in a box, on the last box if this is closed."""
     from math_verify import parse, verify
+    from rewards import extract_answer
 
-    from verifier.answers import find_boxes
-
-    boxes = find_boxes(text)
-    if not boxes or boxes[-1][2] is None:
+    answer = extract_answer(text)
+    if answer is None:
         return False
-    return verify(*(parse(rf"\boxed{{{answer}}}") for answer in (gold, boxes[-1][2])))
+    return verify(*(parse(rf"\boxed{{{each}}}") for each in (gold, answer)))
 
 
 PARTS = dict(rollouts=rollouts, gpu=gpu, verifier=verifier)

@@ -44,7 +44,7 @@ HOMES = {  # lab -> its functions, each with the module (and class) that has the
     "lab_5": {"importance_weight": "minirl", "objective": "minirl", "set_norms": "minirl"},
     "lab_6": {"hook": "parts.routing_replay:RoutingReplay",
               "agreement": "parts.routing_replay:RoutingReplay"},
-    "lab_7": {"extract_answer": "rewards", "exact": "verifier.answers"},
+    "lab_7": {"extract_answer": "rewards", "exact": "rewards"},
     "lab_8": {"pass_at_k": "parts.evaluation", "bootstrap": "parts.evaluation"},
 }
 LAB = r"(?i)lab[ _-]?([1-8])(?!\d)"  # in the name of a file

@@ -128,7 +128,7 @@ print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=Fal
 #   engine and trainer that differ: importance weights  minirl.py: importance_weight
 #   an adapter, where here all weights are trained      parts/policy.py: load_policy
 #   many rows at once, and no [T, vocabulary] tensor    parts/logprobs.py
-#   answers that are right in another form              rewards.py, verifier/
+#   answers that are right in another form              rewards.py
 #   mixtures of experts                                 parts/routing_replay.py
 #   intervals of the accuracy                           eval.py
 #   a run that can be killed, resumed and viewed        parts/run_folder.py, explore.py

@@ -24,7 +24,7 @@ from models.problems import BUILTIN
 from parts.models import SMOLLM, TINY, ask_hub
 from parts.prompts import add_prompts
 from parts.text import FEW, counted, shown
-from verifier.answers import find_boxes
+from rewards import extract_answer
 
 BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "math500": "HuggingFaceH4/MATH-500",
@@ -202,8 +202,9 @@ def gold_text(value) -> str:
         value = str(np.float32(value)) if np.float32(value) == value else str(value)
         return value.removesuffix(".0")
     text = str(value).strip() if isinstance(value, str | int) else ""
-    if boxes := find_boxes(text):
-        return boxes[-1][2] or ""
+    boxed = extract_answer(text)
+    if boxed is not None:
+        return boxed
     text = text.rpartition("####")[2].strip() if "####" in text else text
     return "" if "\n" in text else text.strip("$").rstrip(".").strip("$")
 

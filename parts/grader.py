@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tokenize
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -44,6 +45,9 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")  #
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
 ENDED = (OSError, EOFError)  # raised if the process at the other end is gone
+# Reward functions of TRL and verl have these parameters in these places, and mean other things.
+OF_OTHERS = {"completions", "prompts", "solution_str", "ground_truth", "data_source"}
+CALLED = "it is called as {}(problem, completion) with a row of the data and an answer to it"
 
 
 class Verdict(NamedTuple):
@@ -69,8 +73,9 @@ def serve() -> None:
     client.send_bytes(json.dumps(load(how)).encode())
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the fork, too
     while True:
-        question = client.recv_bytes()
-        client.send_bytes(json.dumps(judge_in_fork(question, client, how)).encode())
+        question = json.loads(client.recv_bytes())
+        answer = decide_here(question, how) or judge_in_fork(question, client, how)
+        client.send_bytes(json.dumps(answer).encode())
 
 
 def load(how: SimpleNamespace) -> str:
@@ -82,15 +87,12 @@ def load(how: SimpleNamespace) -> str:
     sys.path.insert(0, folder)  # the file may import its neighbours
     signal.setitimer(signal.ITIMER_REAL, LOADING_SECONDS)
     try:
-        exec(compile(how.source.encode("latin-1"), path, "exec"), vars(module))
-        how.judge = getattr(module, function)
-        if how.threshold is not None:
-            signature = inspect.signature(how.judge)
-            raw = {"raw": ""} if "raw" in signature.parameters else {}
-            signature.bind({}, "", **raw)  # raises TypeError if it cannot be called so
-            if next(iter(signature.parameters)).startswith("completion"):
-                raise TypeError("its first argument is the problem, its second the completion")
-            how.judge = functools.partial(score, how.judge, how.threshold, bool(raw))
+        exec(compile(how.source, path, "exec"), vars(module))
+        how.judge, how.decide = getattr(module, function), None
+        if how.threshold is None:
+            how.decide = getattr(module, "decide", None)
+        else:
+            how.judge = functools.partial(score, how.judge, how.threshold, takes_raw(how.judge))
         for question in how.examples:  # to fill the judge's caches
             how.judge(*question)
     except BaseException as error:
@@ -100,7 +102,35 @@ def load(how: SimpleNamespace) -> str:
     return ""
 
 
-def judge_in_fork(question: bytes, client: Connection, how: SimpleNamespace) -> tuple:
+def takes_raw(function) -> bool:
+    """Whether a user's function has a parameter `raw`. Raises TypeError if it cannot be called."""
+    signature, called = inspect.signature(function), CALLED.format(function.__name__)
+    names = list(signature.parameters)[:2]
+    if names[:1] == ["completion"] or OF_OTHERS.intersection(names):
+        raise TypeError(called)
+    takes = "raw" in signature.parameters
+    try:
+        signature.bind({}, "", **dict(raw="") if takes else {})
+    except TypeError as error:
+        raise TypeError(f"{error}; {called}") from None
+    return takes
+
+
+def decide_here(question: list, how: SimpleNamespace) -> tuple | None:
+    """The verdict of the judge's `decide`, which needs no fork; None if there is no such verdict.
+
+    A worker that takes too long for it is ended by its timer, and the next one starts anew.
+    """
+    if how.decide is None:
+        return None
+    signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)
+    try:
+        return how.decide(*question)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def judge_in_fork(question: list, client: Connection, how: SimpleNamespace) -> tuple:
     """What the judge returns for one question, in a new process; else (status, why)."""
     ours, theirs = Pipe()
     with ours, tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True) as folder:
@@ -128,7 +158,7 @@ def ending(code: int) -> tuple[str, str]:
     return "killed", f"its process ended with {end}"
 
 
-def live(question: bytes, worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
+def live(question: list, worker: Connection, folder: str, how: SimpleNamespace, others) -> None:
     """The life of a fork, which judges one question."""
     try:
         os.setpgid(0, 0)
@@ -141,7 +171,7 @@ def live(question: bytes, worker: Connection, folder: str, how: SimpleNamespace,
             resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends the fork, even inside C code
         try:
-            answer = json.dumps(how.judge(*json.loads(question)))
+            answer = json.dumps(how.judge(*question))
         except MemoryError:
             answer = json.dumps(["killed", "out of memory: it may take 1 GB"])
         except BaseException as error:
@@ -156,34 +186,39 @@ class ForkingGrader(contextlib.AbstractContextManager):
     """Runs a judge in at most `workers` processes, from any thread. Use it in a `with`.
 
     name: "FILE.py:FUNCTION". threshold: a reward above it counts as correct; None for a function
-    that returns (status, why). examples: questions that each worker judges once, at its start.
+    that returns (status, why). Then the file may have a function `decide` with the same arguments,
+    which gives verdicts without a fork, or None. examples: questions that each worker judges once.
     """
 
     def __init__(self, name: str, threshold: float | None = None, examples: list = (),
                  workers: int = WORKERS, cpu_seconds: float = 1.5, clock_seconds: float = 60.0):
         path = os.path.abspath(os.path.expanduser(name))
-        source = Path(path.rpartition(":")[0]).read_bytes().decode("latin-1")  # may change
+        try:
+            with tokenize.open(path.rpartition(":")[0]) as file:
+                source = file.read()  # the file may change
+        except (OSError, SyntaxError, UnicodeError) as error:
+            raise SystemExit(f"{shown(name)} cannot be read: {shown(error)}") from None
         self.how = dict(name=path, source=source, threshold=threshold, examples=examples,
                         cpu_seconds=cpu_seconds, clock_seconds=clock_seconds)
         self.name, self.pending, self.workers = name, {}, []
         self.threads, self.here = ThreadPoolExecutor(workers), threading.local()
 
     def ask(self, *question) -> Future:
-        """A Future of the verdict. A subclass decides here what needs no judge."""
-        return self.threads.submit(self.ask_worker, json.dumps(question).encode())
+        """A Future of the verdict."""
+        return self.threads.submit(self.ask_worker, *question)
 
-    def ask_worker(self, question: bytes) -> Verdict:
+    def ask_worker(self, *question) -> Verdict:
         """The verdict on a question. Runs in a thread, and each thread has one worker."""
-        worker = getattr(self.here, "worker", None) or self.start_worker()
+        worker, process = getattr(self.here, "worker", None) or self.start_worker()
         try:
-            worker.send_bytes(question)
+            worker.send_bytes(json.dumps(question).encode())
             return verdict(*json.loads(worker.recv_bytes()))
         except ENDED:
             self.here.worker = None
-            return verdict("killed", "its worker has ended")
+            return verdict(*ending(process.wait()))
 
-    def start_worker(self) -> Connection:
-        """The connection to a new worker. Raises SystemExit if it cannot load the judge."""
+    def start_worker(self) -> tuple[Connection, subprocess.Popen]:
+        """A new worker. Raises SystemExit if it cannot load the judge."""
         worker, theirs = Pipe()
         environment = {key: os.environ[key] for key in INHERITED if key in os.environ}
         with theirs:
@@ -200,16 +235,16 @@ class ForkingGrader(contextlib.AbstractContextManager):
             refusal = ending(process.wait())[1]
         if refusal:
             raise SystemExit(f"{shown(self.name)} cannot be used: {shown(refusal, 400)}.")
-        self.here.worker = worker
-        return worker
+        self.here.worker = worker, process
+        return worker, process
 
     def result(self, key) -> Verdict:
         """Wait for the verdict of `key`, which was submitted, and forget the key."""
         return self.pending.pop(key).result()
 
-    def grade(self, questions: list[tuple], **how) -> list[Verdict]:
+    def grade(self, questions: list[tuple]) -> list[Verdict]:
         """The verdicts of all questions, in their order."""
-        futures = [self.ask(*question, **how) for question in questions]
+        futures = [self.ask(*question) for question in questions]
         return [future.result() for future in futures]
 
     def close(self, *_) -> None:

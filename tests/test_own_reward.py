@@ -118,11 +118,16 @@ def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, t
             assert grader.result(key).reward == (len(raw) if sees else 0)
 
 
+CALLED = "it is called as score"
+
+
 @pytest.mark.parametrize("takes, why", [
-    ("a", "too many positional arguments"), ("completions, **kwargs", "too many positional"),
-    ("completion, problem", "its first argument is the problem"),
-    ("a, b, *, c", "missing a required"), ("a, raw", "multiple values for argument 'raw'"),
-    ("data_source, solution_str, ground_truth, extra_info=None", "missing a required argument")])
+    ("a", f"too many positional arguments; {CALLED}"),
+    ("completions, **kwargs", CALLED), ("prompts, completions, **kwargs", CALLED),  # TRL
+    ("solution_str, ground_truth", CALLED),  # verl
+    ("data_source, solution_str, ground_truth, extra_info=None", CALLED),
+    ("completion, problem", CALLED), ("a, b, *, c", "missing a required"),
+    ("a, raw", "multiple values for argument 'raw'")])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")
     with pytest.raises(SystemExit, match=f"a.py:score cannot be used: TypeError: {why}"):
@@ -186,7 +191,7 @@ def test_the_pages_examples_do_what_it_says(tmp_path):
     codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
     long = "so " * 99
     right = {r"\boxed{\frac12}": 1.1, rf"{long}\boxed{{0.5}}": 1.0, r"\boxed{3}": 0.1,
-             rf"{long}\boxed{{3}}": 0.0, r"\boxed{\sqrt{1/4}}": 1.1, "no box": 0.0, "": 0.0}
+             rf"{long}\boxed{{3}}": 0.0, r"\boxed{\sqrt{1/4}}": 0.1, "no box": 0.0, "": 0.0}
     tags = {("7 \\boxed{7}", "<think>7</think> \\boxed{7}<|im_end|>"): (1, 0.2),
             ("7 \\boxed{7}", "7 \\boxed{7}<|im_end|>"): (1, 0),
             ("7 \\boxed{8}", "<think>7\n</think>\n\\boxed{8}"): (0, 0.2),

@@ -109,7 +109,7 @@ def test_from_top_to_bottom_in_a_kernel(tmp_path):
     import nbclient
     import nbformat
 
-    for entry in ("minirl.py", "ada_sampler.py", "rewards.py", "verifier", "eval.py", "parts",
+    for entry in ("minirl.py", "ada_sampler.py", "rewards.py", "eval.py", "parts",
                   "explorer", "models", "course"):
         (tmp_path / entry).symlink_to(ROOT / entry)  # its runs/ must not be the user's
     notebook = nbformat.read(FILE, as_version=4)

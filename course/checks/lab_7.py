@@ -3,7 +3,6 @@ from fractions import Fraction
 
 import rewards
 from course.checks import must_be
-from verifier import answers
 
 BOXES = [
     (r"\boxed{4}", "4"), (r"so it is \boxed{12}.", "12"), ("no box: 4", None), ("", None),
@@ -48,7 +47,7 @@ def ask_box(completion, right):
 
 
 def ask_number(text, value):
-    found = answers.exact(text)
+    found = rewards.exact(text)
     if found is not None:
         found = found[0], bool(found[1]), bool(found[2])
     must_be(f"exact({text!r}): (value, has_decimal_point, is_percentage)", found,
@@ -56,7 +55,7 @@ def ask_number(text, value):
 
 
 def ask_no_number(text):
-    must_be(f"exact({text!r})", answers.exact(text), None)
+    must_be(f"exact({text!r})", rewards.exact(text), None)
 
 
 CHECKS = [
