@@ -21,7 +21,7 @@ from parts.data import BUILTIN, HELD_OUT, is_own, require_sets
 from parts.grader import require_function
 from parts.machine import Machine, build_for_cpu, fit_in_memory, in_one_line, this_machine
 from parts.models import TINY, Model, check_family, find_model, require_context, resolve_model
-from parts.prompts import read_template
+from parts.prompts import TEMPLATES, read_template
 from parts.text import listed, quiet_end, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
@@ -34,24 +34,24 @@ CLIPS = {"minirl": "mask", "grpo": "term", "cispo": "weight"}
 
 PRESETS = {  # defaults by the size of the model (`size_of`)
     "tiny": dict(
-        data="builtin", template="chat", max_prompt_tokens=256, max_tokens=64, batch_prompts=24,
-        M=8, lr=1e-3, warmup_steps=5, steps=100, eval_every=20, eval_questions=100, eval_k=8),
+        data="builtin", eval_data="builtin", template="chat", max_prompt_tokens=256,
+        max_tokens=64, batch_prompts=24, M=8, lr=1e-3, warmup_steps=5, steps=100,
+        eval_every=20, eval_questions=100, eval_k=8),
     "small": dict(
-        data="builtin-words", template="three-examples", max_prompt_tokens=256, max_tokens=40,
-        batch_prompts=16, M=4, lr=3e-4, warmup_steps=2, steps=20, eval_every=10,
-        eval_questions=72, eval_k=4),
+        data="builtin-words", eval_data="builtin-words", template="three-examples",
+        max_prompt_tokens=256, max_tokens=40, batch_prompts=16, M=4, lr=3e-4, warmup_steps=2,
+        steps=20, eval_every=10, eval_questions=72, eval_k=4),
     "large": dict(
-        data="agentica-org/DeepScaleR-Preview-Dataset", template="reinforce-ada",
-        max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, M=8, lr=2e-5, warmup_steps=5,
-        steps=200, eval_every=20, eval_questions=100, eval_k=8),
+        data="agentica-org/DeepScaleR-Preview-Dataset", eval_data="math500",
+        template="reinforce-ada", max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, M=8,
+        lr=2e-5, warmup_steps=5, steps=200, eval_every=20, eval_questions=100, eval_k=8),
 }
 OF_MODELS = {  # for single models, instead of those
-    "tiny-skills": dict(data="builtin-skills"),
+    "tiny-skills": dict(data="builtin-skills", eval_data="builtin-skills"),
     # it solves each of these in 1 to 5 of 16 attempts
     "Qwen2.5-Math-1.5B": dict(data="RLHFlow/reinforce_ada_simple_prompt_1-5b"),
 }
 ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # a small model on other data
-MADE_FOR_MATH_MODELS = ("RLHFlow/reinforce_ada", "agentica-org/DeepScaleR")  # evaluated on MATH-500
 
 # Flags that may change with --resume. They decide how long, how fast and where a run continues and
 # how often it is evaluated, but not what its logs mean. Any other would mix two runs in one log.
@@ -212,22 +212,26 @@ def parse(argv: list[str] | None = None) -> Config:
     Ends the program with code 2 and one sentence if they cannot work.
     """
     with in_one_sentence("minirl.py"):
-        stored = {}
-        if peek(argv, "resume", switch=True):
-            if not (name := peek(argv, "name")):
-                raise ValueError("--resume needs the --name of the run")
-            if checkpoints(Path("runs", name)):  # otherwise it starts anew
-                stored = settings(Path("runs", name))
-                if stored.keys() != settings_of(Config()).keys():
-                    raise ValueError(f"another version has started run {name}: resume it with "
-                                     "that version, or choose another --name")
+        name = peek(argv, "name")
+        resumed = peek(argv, "resume", switch=True)
+        if resumed and not name:
+            raise ValueError("--resume needs the --name of the run")
+        stored = settings(Path("runs", name)) if resumed and checkpoints(Path("runs", name)) else {}
+        if stored and stored.keys() != settings_of(Config()).keys():
+            raise ValueError(f"another version has started run {name}: resume it with that "
+                             "version, or choose another --name")
+        # No file that a folder names is executed or read, so these two have to be given again.
+        usual = {key: value for key, value in stored.items()
+                 if key != "reward" and (key != "template" or value in TEMPLATES)}
         config = parse_flags(Config, argv, "minirl.py", "MiniRL with Reinforce-Ada sampling. "
-                             "Without flags: the tiny model", stored)
+                             "Without flags: the tiny model", usual)
         require_unchanged(config, stored)
         resolve_model(config.model)  # ends here if there is no such model
         config = replace(config, name=name_of(config))
         check(config, vars(Config()) | stored)
     require_function(config.reward)
+    require_sets(config.data, config.eval_data)
+    read_template(config.template or "none")
     return config
 
 
@@ -240,8 +244,6 @@ def parse_before_torch() -> Config:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with quiet_end():  # minirl.py --help | head
         config = parse()
-    require_sets(config.data, config.eval_data)
-    read_template(config.template or "none")
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     return config
@@ -279,8 +281,7 @@ def require_unchanged(config: Config, stored: dict) -> None:
     for name, value in stored.items():
         if name not in RESUMABLE and getattr(config, name) != value:
             raise ValueError(f"run {config.name} was started with --{name.replace('_', '-')} "
-                             f"{shown(value)}: resume it without this flag, or choose another "
-                             "--name")
+                             f"{shown(value)}: resume it with the same, or choose another --name")
 
 
 def name_of(config: Config) -> str:
@@ -326,12 +327,14 @@ def with_defaults(config: Config, model: Model, machine: Machine) -> Config:
         values["M"] = SamplerConfig.M
     if config.reward:
         values["template"] = "chat"  # then the prompt is only the problem
+    if config.data:
+        values["eval_data"] = config.data if config.data in BUILTIN else HELD_OUT
     advantage, length_norm = OBJECTIVES[config.objective]
     replay = {1: "none", 2: "r2"}.get(config.mini_batches, "r3")  # MiniRL section 4
     values |= dict(
         advantage=advantage, length_norm=length_norm, replay=replay if mixture else "none",
-        eval_data=default_eval_data(config.data or values["data"]), dtype=dtype,
-        rollout_dtype=dtype, micro_tokens=4096 if model.base in TINY else machine.micro_tokens,
+        dtype=dtype, rollout_dtype=dtype,
+        micro_tokens=4096 if model.base in TINY else machine.micro_tokens,
         sync="merge" if machine.on_cpu or dtype == "float32" else "adapter")
     config = replace(config, **{
         name: value for name, value in values.items() if getattr(config, name) is None})
@@ -366,32 +369,38 @@ def size_of(model: Model, machine: Machine) -> str:
     return "small" if billions < 0.5 or machine.on_cpu and billions <= 0.7 else "large"
 
 
-def default_eval_data(data: str) -> str:
-    """The default of --eval-data for a policy that is trained on `data`."""
-    if data in BUILTIN:
-        return data
-    for_math = all(name.startswith(MADE_FOR_MATH_MODELS) for name in data.split(","))
-    return "math500" if for_math else HELD_OUT
-
-
 # ------------------------------------------------------------------------------ what cannot work
+def check(config: Config, usual: dict) -> None:
+    """Raises ValueError, one sentence, for flags that cannot work, whatever the model is."""
+    check_numbers(config)
+    advantage = config.advantage or OBJECTIVES[config.objective][0]
+    filled = replace(config, M=config.M or SamplerConfig.M, advantage=advantage)
+    filled.validate()
+    require_effect(given_in(config, usual), effects(filled))
+
+
 def check_numbers(config) -> None:
     """Raises ValueError, one sentence, for a number that is too small, too large or not finite."""
     for name, hint in get_type_hints(type(config), include_extras=True).items():
         value, bounds = getattr(config, name), bounds_in(hint)
-        if bounds and isinstance(value, int | float) and not (bounds.off and value == 0):
-            if not bounds.least <= value <= bounds.most:
-                zero = "0, or " if bounds.off else ""
-                raise ValueError(f"{name} must be {zero}from {bounds.least:g} to "
-                                 f"{bounds.most:g}, not {value}")
+        if not bounds or not isinstance(value, int | float) or bounds.off and value == 0:
+            continue
+        if not bounds.least <= value <= bounds.most:
+            zero = "0, or " if bounds.off else ""
+            raise ValueError(f"{name} must be {zero}from {bounds.least:g} to {bounds.most:g}, "
+                             f"not {value}")
 
 
 def bounds_in(hint) -> Bounds | None:
     """The Bounds of a field's type, which may be nested, as in Auto[Count]."""
-    metadata = getattr(hint, "__metadata__", ())
-    found = [x for x in metadata if isinstance(x, Bounds)]
-    found += [bounds_in(part) for part in get_args(hint)]
-    return next(filter(None, found), None)
+    found = [x for x in getattr(hint, "__metadata__", ()) if isinstance(x, Bounds)]
+    found += filter(None, map(bounds_in, get_args(hint)))
+    return found[0] if found else None
+
+
+def given_in(config, usual: dict) -> set[str]:
+    """The names of the settings whose values differ from the usual ones."""
+    return {name for name, value in vars(config).items() if value != usual[name]}
 
 
 def require_effect(given: set[str], effects: list[tuple[str, bool, str]]) -> None:
@@ -403,21 +412,6 @@ def require_effect(given: set[str], effects: list[tuple[str, bool, str]]) -> Non
         useless = given & set(names.split())
         if useless and not has_effect:
             raise ValueError(f"{min(useless)} has no effect {why}: leave it out")
-
-
-def sampler_effects(c: SamplerConfig) -> list[tuple[str, bool, str]]:
-    keeps_all = not c.rule.allocates and (
-        c.rule.round_size * c.rule.max_rounds == c.rule.rows_per_prompt)
-    return [
-        (" ".join(unread(c)), False, f"with sampler {c.sampler}"),
-        ("weighting", not (keeps_all and c.weighting == "unbiased"),
-         "where all answers are kept, because every weight is 1"),
-        ("max_rounds_all_correct", c.max_rounds_all_correct < c.N, f"with only N = {c.N} rounds")]
-
-
-def unread(c: SamplerConfig) -> set[str]:
-    """The settings that only other samplers read."""
-    return {name for row in RULES.values() for name in row.reads} - {*RULES[c.sampler].reads}
 
 
 def common_effects(c: CommonFlags, columns: bool) -> list[tuple[str, bool, str]]:
@@ -432,25 +426,21 @@ def common_effects(c: CommonFlags, columns: bool) -> list[tuple[str, bool, str]]
 def effects(c: Config) -> list[tuple[str, bool, str]]:
     """When a setting has an effect, and why it has none. Needs no model and no data."""
     data = ",".join(name for name in (c.data, c.eval_data) if name)
+    rule, several = c.rule, c.mini_batches > 1
+    keeps_all = not rule.allocates and rule.round_size * rule.max_rounds == rule.rows_per_prompt
     return common_effects(c, bool(data) and is_own(data)) + [
+        (" ".join(unread(c)), False, f"with sampler {c.sampler}"),
+        ("weighting", not (keeps_all and c.weighting == "unbiased"),
+         "where all answers are kept, because every weight is 1"),
+        ("max_rounds_all_correct", c.max_rounds_all_correct < c.N, f"with only N = {c.N} rounds"),
         ("importance weight_cap", c.objective == "minirl", f"with objective {c.objective}"),
         ("weight_cap", c.importance != "none", "with importance none, as all weights are 1"),
-        ("clip eps_low eps_high", c.mini_batches > 1,
-         "with one mini-batch, because pi_theta is still pi_old"),
-        ("replay", c.mini_batches > 1 or c.replay != "r2",
+        ("clip eps_low eps_high", several, "with one mini-batch, because pi_theta is still pi_old"),
+        ("replay", several or c.replay != "r2",
          "with one mini-batch, because there is no pi_old pass to repeat"),
         ("eps_low eps_high", c.clip, "without clip")]
 
 
-def given_in(config, usual: dict) -> set[str]:
-    """The names of the settings whose values differ from the usual ones."""
-    return {name for name, value in vars(config).items() if value != usual[name]}
-
-
-def check(config: Config, usual: dict) -> None:
-    """Raises ValueError, one sentence, for flags that cannot work, whatever the model is."""
-    check_numbers(config)
-    advantage = config.advantage or OBJECTIVES[config.objective][0]
-    sampler = replace(config, M=config.M or SamplerConfig.M, advantage=advantage)
-    sampler.validate()
-    require_effect(given_in(config, usual), sampler_effects(sampler) + effects(config))
+def unread(c: SamplerConfig) -> set[str]:
+    """The settings that only other samplers read."""
+    return set().union(*RULES.values()) - set(RULES[c.sampler])

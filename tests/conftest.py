@@ -7,13 +7,13 @@ import sys
 from unittest import mock
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from helpers import ROOT
 
 # The same examples at every run, and as long as they need: a test must not fail by chance.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None,
-                          max_examples=40)
+                          max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # what a test finds does not depend on whether a hub answers
