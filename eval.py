@@ -12,27 +12,35 @@ pass@k  the probability that at least one of k answers is right; unbiased (arXiv
 
 A score says nothing without its protocol. For example, Qwen2.5-Math-1.5B has 33 % or 62 % on
 MATH-500, depending on the template (docs/after_training.md). So the protocol is printed and stored
-with every result. The same command continues an interrupted evaluation.
+with every result, with digests of the model's and the adapter's contents. The same command
+continues an interrupted evaluation.
+
+An adapter's run decides model, lengths, temperature and k, and its held-out problems are asked. Its
+folder may come from somebody else. So numbers, names and problems are taken from it, and no file
+that it names is opened, except those of its base model, whose name is printed. Reading a model
+executes nothing (parts/models.py). A reward function or a template file needs its flag again.
 """
 import os
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
-from parts.run_folder import find_adapter, require_same, run_of, settings, versions
 from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
                           common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
-                          require_effect, size_of)
-from parts.data import (HELD_OUT, check_golds, check_readable, digest, drop_overlap, expand,
-                        is_own, keys_of, load_sets, load_train_and_held_out, require_sets)
+                          require_effect, size_of, with_home)
+from parts.data import (HELD_OUT, Problem, check_golds, digest, expand, fingerprint, is_own,
+                        keys_of, load_sets, require_sets)
 from parts.evaluation import (compare, draw_samples, in_order, is_sample, means_Q, report_all,
                               with_rewards)
-from parts.files import append, digest_of, keep_rows, read_json, read_rows, take, write_json
+from parts.files import append, keep_rows, read_json, read_rows, take, write_json
 from parts.grader import NO_VERDICT, PART, require_function
 from parts.machine import Machine, this_machine
-from parts.models import (TINY, Model, find_model, load_tokenizer, require_context,
-                          require_weights, resolve_model)
-from parts.prompts import add_prompts, read_template, require_embedded, stop_ids
+from parts.models import (TINY, Model, digest_of_model, find_model, load_tokenizer,
+                          require_context, require_weights, resolve_model)
+from parts.prompts import TEMPLATES, add_prompts, read_template, require_embedded, stop_ids
+from parts.run_folder import (digests_of_files, find_adapter, require_same, run_of, settings,
+                              versions)
 from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
                         verdict)
 from rewards import open_grader
@@ -77,14 +85,14 @@ class Flags(CommonFlags):
 
 
 def parse(argv: list[str] | None = None) -> Flags:
-    """The flags. Unless one is given, an adapter's run decides model, prompts, lengths, data and k.
+    """The flags, with those of the adapter's run as defaults.
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
     with in_one_sentence("eval.py"):
-        adapter = peek(argv, "adapter") or ""
-        adapter = adapter and find_adapter(adapter)
-        usual = as_in_its_run(adapter, peek(argv, "data"))
+        adapter = peek(argv, "adapter")
+        adapter = find_adapter(with_home(adapter)) if adapter else ""
+        usual = as_in_its_run(adapter, argv)
         flags = parse_flags(Flags, argv, "eval.py", "avg@k and pass@k with 95 % intervals", usual)
         flags = replace(flags, adapter=adapter)
         check(flags, vars(Flags()) | usual)
@@ -98,101 +106,100 @@ def parse(argv: list[str] | None = None) -> Flags:
 def check(c: Flags, usual: dict) -> None:
     """Raises ValueError, one sentence, for flags that cannot work."""
     check_numbers(c)
-    columns = c.data == HELD_OUT or bool(c.data) and is_own(c.data)
-    require_effect(given_in(c, usual), common_effects(c, columns) + [
+    require_effect(given_in(c, usual), common_effects(c, bool(c.data) and is_own(c.data)) + [
         ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder")])
     if c.temperature == 0 and c.k > 1:
         raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
 
 
-def as_in_its_run(adapter: str, data: str | None) -> dict:
-    """The defaults of an evaluation from the run of its adapter, without --reward.
-
-    A run's folder may come from somebody else, and nothing that it names is ever executed.
-    """
-    run = settings(run_of(adapter)) if adapter else {}
+def as_in_its_run(adapter: str, argv: list[str] | None) -> dict:
+    """The defaults of an evaluation from the run of its adapter: only names and numbers."""
+    run = settings(run_of(adapter))
     if not run:
         return {}
-    names = "model template max_prompt_tokens max_tokens stop temperature".split()
+    for flag, built_in in dict(reward=[""], template=TEMPLATES).items():
+        if run[flag] not in built_in and peek(argv, flag) is None:
+            raise ValueError(f"no file that a run names is opened, and this one names --{flag} "
+                             f"{shown(run[flag])}: give this flag again, or another --{flag}")
+    names = "model max_prompt_tokens max_tokens stop temperature".split()
     usual = {name: run[name] for name in names}
-    if not data:
-        usual |= dict(data=run["eval_data"], columns=run["columns"], limit=run["eval_questions"],
-                      k=run["eval_k"])
-    if run["reward"]:
-        print(f"the run was trained with --reward {shown(run['reward'])}: give it here, too, or "
-              "math-verify grades")
-    print(f"unless a flag is given, the settings of the run are used: {listed(usual)}")
+    if run["template"] in TEMPLATES:
+        usual["template"] = run["template"]
+    if not peek(argv, "data"):
+        usual |= dict(data=HELD_OUT, k=run["eval_k"])
+    print(f"unless a flag is given, model and settings are those of the run: {listed(usual)}")
     return usual
 
 
 def settle(flags: Flags, machine: Machine, model: Model) -> Flags:
     """The flags, with the defaults for machine and model, so that no flag is None."""
     usual = preset(model, machine, flags.data)
-    data = "math500" if size_of(model, machine) == "large" else usual["data"]
-    data = flags.data or data
-    return replace(
-        flags, data=data, out=flags.out or f"runs/{name_of(flags, data)}",
-        template=flags.template or ("chat" if flags.reward else usual["template"]),
-        sync=flags.sync or ("merge" if machine.on_cpu else "adapter"),
-        max_tokens=flags.max_tokens or usual["max_tokens"],
-        max_prompt_tokens=flags.max_prompt_tokens or usual["max_prompt_tokens"])
+    usual["sync"] = "merge" if machine.on_cpu else "adapter"
+    if size_of(model, machine) == "large":
+        usual["data"] = "math500"
+    if flags.reward:
+        usual["template"] = "chat"
+    unset = [name for name, value in vars(flags).items() if value is None and name != "out"]
+    config = replace(flags, **{name: usual[name] for name in unset})
+    return replace(config, out=config.out or f"runs/{name_of(config)}")
 
 
-def name_of(flags: Flags, data: str) -> str:
+def name_of(config: Flags) -> str:
     """The name of the evaluation's folder."""
-    sets = [Path(part).stem for part in data.split(",")]
-    parts = [Path(flags.model).name, *Path(flags.adapter).parts[-3:], *sets, f"k{flags.k}"]
+    sets = [Path(part).stem for part in config.data.split(",")]
+    parts = [Path(config.model).name, *Path(config.adapter).parts[-3:], *sets, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))
     return f"eval-{name[:150]}"
 
 
-# --------------------------------------------------------------------- everything before the engine
-def problems_and_protocol(flags: Flags) -> tuple[list, dict]:
+# ----------------------------------------------------------------------------- what is evaluated
+def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
     """(problems with prompts, all that scores depend on). SystemExit for a wrong model or data."""
     with in_one_sentence("eval.py"):
         machine = this_machine()
     model = find_model(flags.model)
     config = settle(flags, machine, model)
     require_context(model, config.max_prompt_tokens, config.max_tokens)
-    loaded = load_asked(config)
-    check_readable(model.base, sum(loaded, []), refuse=False)
-    tokenizer = load_tokenizer(model.path)
-    sets = [add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
-            for problems in loaded]
-    every = sum(sets, [])
-    require_embedded(model.path, tokenizer, every)
     require_weights(model.path)
-    files = {}
-    if config.adapter:  # because an adapter that was trained further is another policy
-        files["adapter"] = digest_of(Path(config.adapter, "adapter_model.safetensors"))
-    return every, asdict(config) | dict(
-        path=model.path, files=files, versions=versions(), dtype=machine.dtype,
-        context=config.max_prompt_tokens + config.max_tokens, prompt=sets[0][0].prompt,
+    run, tokenizer = run_of(config.adapter), load_tokenizer(model.path)
+    contents = dict(model=digest_of_model(model.path))
+    if run:
+        require_same(run, contents)
+    if config.adapter:
+        contents["adapter"] = digest_of_model(config.adapter)
+    sets = {of_set[0].source: add_prompts(of_set, tokenizer, config.template,
+                                          config.max_prompt_tokens)
+            for of_set in load_asked(config, run)}
+    problems = sum(sets.values(), [])
+    require_embedded(model.path, tokenizer, problems)
+    published = dict(expand(config.data))  # weights of averages; None: the number of problems
+    return problems, asdict(config) | dict(
+        path=model.path, contents=contents | digests_of_files(asdict(config)), versions=versions(),
+        dtype=machine.dtype, context=config.max_prompt_tokens + config.max_tokens,
         stop=stop_ids(model.path, tokenizer, config.template, config.stop),
-        questions={problems[0].source: digest(problems) for problems in sets},
-        weights={problems[0].source: weight or len(problems)
-                 for problems, (_, weight) in zip(sets, expand(config.data))})
+        prompt=problems[0].prompt, questions={name: digest(sets[name]) for name in sets},
+        weights={name: published.get(name) or len(sets[name]) for name in sets})
 
 
-def load_asked(config: Flags) -> list[list]:
-    """The sets of --data; `held-out` are the problems that the adapter's run has held out."""
-    folder, most = run_of(config.adapter), config.limit or None
-    run = settings(folder)
-    if config.data == HELD_OUT and run.get("eval_data") != HELD_OUT:
-        raise SystemExit("--data held-out needs --adapter RUN of a run that has held out a share "
-                         "of its data: name other data.")
-    if run and (config.data == HELD_OUT or is_own(config.data)):
-        train, held_out = load_train_and_held_out(
-            run["data"], run["eval_data"], eval_questions=run["eval_questions"],
-            columns=run["columns"], whole=bool(config.reward))
-        if config.data == HELD_OUT:
-            require_same(folder, dict(data=digest(train, held_out)))
-            return [[replace(problem, source=HELD_OUT) for problem in held_out][:most]]
-    sets = load_sets(config.data, for_training=False, limit=most, **keys_of(config))
-    if run and is_own(config.data):
-        trained = sum(len(problems) - len(drop_overlap(problems, train)) for problems in sets)
-        print(f"the run was trained on {trained} of these {sum(map(len, sets))} problems")
-    return sets
+def load_asked(config: Flags, run: Path | None) -> list[list[Problem]]:
+    """The sets of --data. `held-out` are the problems that the adapter's run has held out."""
+    most, stored = config.limit or None, read_json(run / "problems.json") if run else {}
+    if config.data != HELD_OUT:
+        sets = load_sets(config.data, for_training=False, limit=most, **keys_of(config))
+        if run:
+            trained = {*stored["trained"]}
+            count = sum(fingerprint(problem)[:16] in trained for problem in sum(sets, []))
+            print(f"the run was trained on {count} of these {sum(map(len, sets))} problems")
+        return sets
+    if not run:
+        raise SystemExit("--data held-out needs --adapter RUN: name other data.")
+    problems = [Problem(**row) for row in stored["held_out"]]
+    if config.reward and not all(problem.row for problem in problems):
+        raise SystemExit(f"{shown(run)} was trained without --reward, so it did not keep the "
+                         "columns of its held-out problems: name other data.")
+    if settings(run)["eval_data"] == HELD_OUT:  # a share of the data, which is one set
+        problems = [replace(problem, source=HELD_OUT) for problem in problems]
+    return [[*of_set][:most] for _, of_set in groupby(problems, lambda problem: problem.source)]
 
 
 # ----------------------------------------------------------------------------------------- results
@@ -228,28 +235,30 @@ def show_comparison(changes: dict, unit: str) -> str:
 
 # -------------------------------------------------------------------------------------- the program
 def main(argv: list[str] | None = None) -> None:
-    config = parse(argv)
-    if config.model in TINY:
+    flags = parse(argv)
+    if flags.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a small model is slower with more threads
-    problems, protocol = problems_and_protocol(config)
-    folder, unit, k = Path(protocol["out"]), unit_of(config.reward), config.k
+    problems, protocol = problems_and_protocol(flags)
+    folder, unit, k = Path(protocol["out"]), unit_of(flags.reward), flags.k
+    file, base = folder / "eval.jsonl", folder / "base.jsonl"
     with take(folder):
         require_same_protocol(folder / "protocol.json", protocol)
-        for key in ("model", "adapter", "data", "reward", "template", "prompt", "temperature",
-                    "k", "max_tokens", "seed", "dtype", "versions"):
-            print(f"{key:12} {shown(protocol[key], 1000)}")
-        rows, base = draw_missing(problems, protocol, folder)
+        sample_missing(problems, protocol, file, base)
+        rows = with_rewards(stored(file, problems, k))
         summary = report_all(rows, k, protocol["weights"])
-        if base:
-            summary["base"] = report_all(base, k, protocol["weights"])
+        if flags.base:
+            rows_of_base = with_rewards(stored(base, problems, k))
+            summary["base"] = report_all(rows_of_base, k, protocol["weights"])
             print("\nthe base model:", end="")
-            show_results(summary["base"], base, unit)
+            show_results(summary["base"], rows_of_base, unit)
             print("\nwith the adapter:", end="")
         show_results(summary, rows, unit)
-        if base:
-            summary["difference"] = compare(rows, k, means_Q(base, k), protocol["weights"])
+        if flags.base:
+            before_Q = means_Q(rows_of_base, k)
+            summary["difference"] = compare(rows, k, before_Q, protocol["weights"])
             summary["verdict"] = show_comparison(summary["difference"], unit)
         write_json(folder / "summary.json", summary)
+        print(f"\nresults: {shown(folder)}")
 
 
 def require_same_protocol(file: Path, protocol: dict) -> None:
@@ -260,39 +269,43 @@ def require_same_protocol(file: Path, protocol: dict) -> None:
     free = ("out", "base", "engine_memory", "engine_sequences")
     changed = [key for key in protocol if key not in free and protocol[key] != stored.get(key)]
     if changed:
-        raise SystemExit(f"{shown(file.parent)} holds an evaluation with another "
+        raise SystemExit(f"{shown(file.parent)} holds an evaluation that differs in "
                          f"{', '.join(changed)}: name another folder by --out.")
     write_json(file, protocol)
+    for key in ("model", "adapter", "contents", "data", "reward", "template", "prompt",
+                "temperature", "k", "max_tokens", "seed", "dtype", "versions"):
+        print(f"{key:12} {shown(protocol[key], 1000)}")
 
 
-def draw_missing(problems, protocol: dict, folder: Path) -> tuple[list[dict], list[dict]]:
-    """(rows of all answers, with --base those of the model without its adapter).
+def sample_missing(problems, protocol: dict, file: Path, base: Path) -> None:
+    """Append to `file` the answers that it lacks, and with --base to `base` those of the base."""
+    files = [base, file] if protocol["base"] else [file]
+    for incomplete in files:
+        keep_rows(incomplete, is_sample)  # an interruption may have cut the last line
+    if not any(None in stored(one, problems, protocol["k"]) for one in files):
+        return
+    with open_grader(protocol["reward"], protocol["threshold"]) as grader:
+        if not protocol["reward"]:
+            check_golds(problems, grader)
+        engine, policy = start(protocol)
 
-    Answers that are missing in `eval.jsonl` (base model: `base.jsonl`) are sampled and appended.
-    """
-    adapted, bare = folder / "eval.jsonl", folder / "base.jsonl"
-    files = [bare, adapted] if protocol["base"] else [adapted]
-    for file in files:
-        keep_rows(file, is_sample)  # drops an incomplete line after an interruption
-    done = {file: list(read_rows(file, is_sample)) for file in files}
-    print(f"results in {shown(folder)}, which already has "
-          f"{counted(sum(map(len, done.values())), 'answer')}")
-    if any(None in in_order(rows, problems, protocol["k"]) for rows in done.values()):
-        with open_grader(protocol["reward"], protocol["threshold"]) as grader:
-            if not protocol["reward"]:
-                check_golds(problems, grader)
-            engine, policy = start(protocol)
-            for file in files:
-                if policy and file == adapted:  # after the base model's answers
-                    engine.sync(policy)
-                for row in draw_samples(
-                        engine, grader, problems, protocol["k"], protocol["max_tokens"],
-                        done=done[file], temperature=protocol["temperature"],
-                        seed=protocol["seed"]):
-                    append(file, row)
-    rows = {file: with_rewards(in_order(read_rows(file, is_sample), problems, protocol["k"]))
-            for file in files}
-    return rows[adapted], rows.get(bare, [])
+        def draw(file: Path) -> None:
+            for row in draw_samples(
+                    engine, grader, problems, protocol["k"], protocol["max_tokens"],
+                    done=read_rows(file, is_sample), temperature=protocol["temperature"],
+                    seed=protocol["seed"]):
+                append(file, row)
+
+        if protocol["base"]:
+            draw(base)
+        if policy:
+            engine.sync(policy)
+        draw(file)
+
+
+def stored(file: Path, problems, k: int) -> list[dict | None]:
+    """The rows of all answers in a file, in order; None for those that are missing."""
+    return in_order(read_rows(file, is_sample), problems, k)
 
 
 def start(protocol: dict) -> tuple:

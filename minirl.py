@@ -58,7 +58,7 @@ from parts.logprobs import (Sequence, gvm_grad_norms, micro_batches, split_by_ro
                             token_logprobs, try_largest_batch)
 from parts.machine import memory_gb
 from parts.metrics import diagnostics, mean_surprisal, summarize
-from parts.models import load_tokenizer, require_weights
+from parts.models import digest_of_model, load_tokenizer, require_weights
 from parts.policy import load_policy, make_optimizer
 from parts.probe import Probe, start_probe
 from parts.prompts import require_embedded, stop_ids
@@ -111,9 +111,10 @@ def set_up(folder: Path, flags: Config, grader) -> Run:
     tokenizer = load_tokenizer(model.path)
     train, held_out, digest = load_data(config, tokenizer, grader)  # with prompts; no overlap
     require_embedded(model.path, tokenizer, train + held_out)
-    note_start(folder, settings_of(config), digest)  # config.json
-
     stops = stop_ids(model.path, tokenizer, config.template, config.stop)
+    note_start(folder, settings_of(config), train, held_out, data=digest,
+               model=digest_of_model(model.path), end_tokens=stops)  # config.json, problems.json
+
     engine = start_engine(config, model, stops)
     policy = load_policy(
         model.path, dtype=config.dtype, rank=config.lora_rank, alpha=config.lora_alpha,

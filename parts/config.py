@@ -58,6 +58,7 @@ ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # a small model on other dat
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory", "sleep",
     "engine_sequences", "micro_tokens", "log_groups", "report_to"})
+PATHS = ("model", "adapter", "data", "eval_data", "template", "reward", "out")  # or names
 
 
 # ------------------------------------------------------------------------------ the flags
@@ -262,8 +263,15 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
     `defaults` {field: value} replace those of the class. The program ends with code 0 after --help,
     and with code 2 if there is no such flag or value.
     """
-    return tyro.cli(cls, args=argv, prog=prog, description=description,
-                    default=cls(**dict(defaults)), config=(tyro.conf.DisallowNone,))
+    flags = tyro.cli(cls, args=argv, prog=prog, description=description,
+                     default=cls(**dict(defaults)), config=(tyro.conf.DisallowNone,))
+    paths = {name: value for name, value in vars(flags).items() if name in PATHS and value}
+    return replace(flags, **{name: with_home(value) for name, value in paths.items()})
+
+
+def with_home(paths: str) -> str:
+    """`~/a.csv,~/b.csv` with the folder of the user, which a shell leaves out in --data=~/a.csv."""
+    return ",".join(map(os.path.expanduser, paths.split(",")))
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def require_sets(*flags: str | None) -> None:
     """Raises SystemExit for a missing file, and for a name that no set can have. Reads no rows."""
     for name, _ in (pair for flag in filter(None, flags) for pair in expand(flag)):
         if is_file(name):
-            if not os.path.isfile(os.path.expanduser(name)):
+            if not os.path.isfile(name):
                 raise SystemExit(f"There is no file {shown(name)}.")
         elif name not in (HELD_OUT, *BUILTIN):
             hub_id(name)
@@ -123,7 +123,7 @@ def require_sets(*flags: str | None) -> None:
 
 def read_file(name: str) -> list[dict]:
     """All rows of a file."""
-    path = Path(name).expanduser()
+    path = Path(name)
     try:
         if path.suffix.lower() == ".parquet":
             from pyarrow.parquet import read_table

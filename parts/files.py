@@ -77,7 +77,7 @@ def read_json(file: Path) -> dict:
 
 def digest_of(file) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    with open(Path(file).expanduser(), "rb") as opened:  # weights may be larger than memory
+    with open(file, "rb") as opened:  # weights may be larger than memory
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

@@ -127,7 +127,7 @@ def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str]:
         return TEMPLATES[template], ""
     why = "no text in UTF-8, or no turns with {problem}"
     try:
-        text = Path(template).expanduser().read_text(encoding="utf-8-sig")  # with or without a mark
+        text = Path(template).read_text(encoding="utf-8-sig")  # with or without a mark
         if is_jinja(template):
             return TEMPLATES["chat"], text  # it may use `messages` or `problem`
         turns = [(turn["role"], turn["content"]) for turn in json.loads(text)]

@@ -1,8 +1,10 @@
 """The folder of a run, runs/NAME: its settings and checkpoints, and how it is resumed.
 
-config.json holds the settings of the last start (config), digests of data and own files, and the
-time and versions of each start. A run can be killed at any moment, and then only the running step
-is repeated: a step ends with a checkpoint, which gets its name after all of it is on the disk:
+config.json holds the settings of the last start (config), the time and versions of each start, and
+digests of problems, base model, and files for rewards and prompts. problems.json holds the held-out
+problems and hashes of the trained ones. A run can be killed at any moment, and then only the
+running step is repeated: a step ends with a checkpoint, which gets its name after all of it is on
+the disk:
 
     adapter_model.safetensors, adapter_config.json   PEFT's layout: `PeftModel.from_pretrained` and
                                                      `vllm serve --lora-modules` can load it
@@ -16,9 +18,11 @@ import json
 import os
 import re
 import sys
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from parts.data import fingerprint
 from parts.files import (digest_of, read_json, read_rows, remove, replacing, take,
                           write_json)
 from parts.text import shown
@@ -48,7 +52,7 @@ def claim(folder: Path, resume: bool):
     if resume and not saved:
         print(f"no checkpoint in {folder}: this starts a new run")
     if not saved:
-        for name in ("config.json", *LOGS):
+        for name in (*LOGS, "problems.json", "config.json"):
             remove(folder / name)
     return lock
 
@@ -64,24 +68,35 @@ def settings(folder: Path | None) -> dict:
     return read_config(folder).get("config", {}) if folder else {}
 
 
-def note_start(folder: Path, config: dict, data: str) -> None:
-    """Write this start to config.json. SystemExit if the run was started with other contents."""
-    own = [Path(name).expanduser() for name in (
-        config["reward"].rpartition(":")[0], config["template"])]
-    inputs = dict(data=data, files={file.name: digest_of(file) for file in own if file.is_file()})
+def note_start(folder: Path, config: dict, train: list, held_out: list, **inputs) -> None:
+    """Write config.json and problems.json, from which eval.py takes the held-out problems.
+
+    `inputs` are digests of what a resumed run must find again. SystemExit if one has changed.
+    """
+    inputs |= digests_of_files(config)
     require_same(folder, inputs)
     starts = read_config(folder).get("starts", [])
     starts.append(dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions()))
     write_json(folder / "config.json", dict(config=config, starts=starts) | inputs)
+    asked = [asdict(replace(problem, prompt="", prompt_ids=[])) for problem in held_out]
+    hashes = sorted({fingerprint(problem)[:16] for problem in train})
+    write_json(folder / "problems.json", dict(held_out=asked, trained=hashes))
+
+
+def digests_of_files(config: dict) -> dict[str, str]:
+    """The digests of the user's files for rewards and prompts, by their flags."""
+    files = dict(reward=config["reward"].rpartition(":")[0], template=config["template"])
+    return {flag: digest_of(name) for flag, name in files.items() if Path(name).is_file()}
 
 
 def require_same(folder: Path, inputs: dict) -> None:
-    """Raises SystemExit if data or own files are not those with which the run was started."""
+    """Raises SystemExit if a digest is not the one with which the run was started."""
     before = read_config(folder)
     for name, now in inputs.items():
         if before.get(name, now) != now:
-            raise SystemExit(f"{folder} was started with other {name} ({before[name]}; now {now})"
-                             ": put them back, or choose another --name.")
+            raise SystemExit(f"{shown(folder)} was started with other contents of {name} "
+                             f"({shown(before[name])}; now {shown(now)}): put them back, or start "
+                             "a new run.")
 
 
 def versions() -> dict[str, str]:
@@ -200,14 +215,15 @@ def saved_so_far(folder: Path) -> str:
 
 def find_adapter(name: str) -> str:
     """The adapter's folder; for a run, its last checkpoint. SystemExit if there is none."""
-    path = Path(name).expanduser()
-    folder = [path, *checkpoints(path)][-1]
-    if not (folder / "adapter_config.json").exists():
-        raise SystemExit(f"{shown(folder)} has no adapter_config.json: name a run or an adapter.")
+    folder = [Path(name), *checkpoints(Path(name))][-1]
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / file).exists():
+            raise SystemExit(f"{shown(folder)} has no {file}: name a run or an adapter.")
     return str(folder)
 
 
 def run_of(adapter: str) -> Path | None:
     """The folder of the run that a checkpoint belongs to."""
-    folder = Path(adapter).parent.parent
-    return folder if (folder / "config.json").exists() else None
+    place = Path(adapter).parent
+    is_run = place.name == "checkpoints" and (place.parent / "config.json").exists()
+    return place.parent if is_run else None

@@ -9,49 +9,60 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
+from shlex import quote
 
-from parts.run_folder import find_adapter, run_of, settings
 from parts.data import HELD_OUT
 from parts.files import rename
-from parts.models import fetch_model, load_tokenizer
-from parts.prompts import stop_ids
+from parts.models import digest_of_model, fetch_model, load_tokenizer, require_weights
+from parts.run_folder import find_adapter, read_config, require_same, run_of
 from parts.text import shown
 
 
 def export(place: str, out: Path, dtype: str = "") -> None:
-    """Write a run's newest checkpoint, or the one given. `dtype` empty: as in training."""
+    """Write a run's newest checkpoint, or the one given. `dtype` empty: as in training.
+
+    The run's folder may come from somebody else. The name of the base model is printed, and no
+    other file that the run names is opened.
+    """
     if out.is_file() or out.exists() and any(out.iterdir()):
         raise SystemExit(f"{shown(out)} exists already: name another folder.")
     adapter = find_adapter(place)
-    run = settings(run_of(adapter))
+    run = run_of(adapter)
     if not run:
         raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
-    write_merged(adapter, run, out, dtype or run["dtype"])
-    own = run["eval_data"] == HELD_OUT  # then the whole file would be mostly trained problems
-    asked = f"--template {run['template']} --max-prompt-tokens {run['max_prompt_tokens']}"
-    print(f"evaluate it with: python eval.py --model {shown(out)} "
-          f"--data {'FILE' if own else shown(run['eval_data'])} "
-          f"{shown(asked)} --max-tokens {run['max_tokens']} --k {run['eval_k']}")
+    stored = read_config(run)
+    config = stored["config"]
+    path = fetch_model(config["model"])
+    require_weights(path)
+    require_same(run, dict(model=digest_of_model(path)))
+    dtype = dtype or config["dtype"]
+    print(f"{shown(out)}: the model {shown(path)}, which the run names, with the adapter "
+          f"{shown(adapter)}, in {shown(dtype)}")
+    write_merged(path, adapter, config, stored["end_tokens"], out, dtype)
+    own = config["eval_data"] == HELD_OUT  # then the whole file would be mostly trained problems
+    flags = dict(model=out, data="FILE" if own else config["eval_data"], k=config["eval_k"]) | {
+        name: config[name] for name in ("template", "max_prompt_tokens", "max_tokens")}
+    print("evaluate it with: python eval.py " + " ".join(
+        f"--{name.replace('_', '-')} {quote(shown(value))}" for name, value in flags.items()))
     if own:
-        print(f"FILE must have other problems than {shown(run['data'])}, because the run was "
+        print(f"FILE must have other problems than {shown(config['data'])}, because the run was "
               "trained on most of these. For those that it held out: python eval.py --adapter "
-              f"{shown(place)}")
+              f"{quote(place)}")
 
 
-def write_merged(adapter: str, trained_with: dict, out: Path, dtype: str) -> None:
+def write_merged(path: str, adapter: str, trained_with: dict, ends: list[int], out: Path,
+                 dtype: str) -> None:
     """Write the model of a run's checkpoint, W + scale * B A for every adapted W, to a new folder.
 
     PEFT adds in float32. Then the sum is rounded once, to `dtype`. The folder has the tokenizer of
-    the base, all end tokens, and the lengths of the training.
+    the base model in `path`, all end tokens, and the lengths of the training.
     """
     import torch
     from transformers import GenerationConfig
 
     from parts.policy import load_adapter
 
-    path = fetch_model(trained_with["model"])
     tokenizer = load_tokenizer(path)
-    ends = stop_ids(path, tokenizer, trained_with["template"], trained_with["stop"])
     policy, _ = load_adapter(path, adapter, trained_with["dtype"])
     policy.float()
     say_what_is_left(policy, dtype)
@@ -64,7 +75,6 @@ def write_merged(adapter: str, trained_with: dict, out: Path, dtype: str) -> Non
         eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, top_k=0,
         temperature=trained_with["temperature"], max_new_tokens=trained_with["max_tokens"])
     save_model(model, tokenizer, out)
-    print(f"{shown(out)}: the base model with the adapter of {shown(adapter)}, in {dtype}")
 
 
 def say_what_is_left(policy, dtype: str) -> None:

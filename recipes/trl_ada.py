@@ -168,7 +168,7 @@ from parts.engine import start_engine
 from parts.metrics import summarize
 from parts.policy import adapted_layers
 from parts.routing_replay import is_supported
-from parts.models import load_tokenizer
+from parts.models import digest_of_model, load_tokenizer
 from parts.prompts import stop_ids
 from parts.log import python, say_how_to_resume
 from rewards import open_grader
@@ -287,13 +287,14 @@ def before_training(recipe: TRL, flags: Config, grader) -> SimpleNamespace:
     lock = claim(folder, flags.resume) if FIRST else None
     config, model = settle(flags)
     tokenizer = load_tokenizer(model.path)
-    train, _, digest = load_data(config, tokenizer, grader)
+    train, held_out, digest = load_data(config, tokenizer, grader)
     start = SimpleNamespace(
         config=config, model=model, tokenizer=tokenizer, train=train, lock=lock,
         stops=stop_ids(model.path, tokenizer, config.template, config.stop),
         newest=next(reversed(checkpoints(folder)), None) if FIRST else None)
     if FIRST:
-        note_start(folder, settings_of(config), digest)
+        note_start(folder, settings_of(config), train, held_out, data=digest,
+                   model=digest_of_model(model.path), end_tokens=start.stops)
         files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
         if start.newest:  # what was logged after this checkpoint is repeated
             os.truncate(folder / "metrics.jsonl", int((start.newest / "log.size").read_text()))
