@@ -20,7 +20,7 @@ finish first. If right answers are shorter, half a round contains too many of th
 at that moment would bias the pool. The *next* round may start early, if it will be needed whatever
 the missing answers are. This changes when answers are sampled, but not which answers.
 
-**The rules** (`--sampler`). To add one, write a line of RULES and a case of `SamplerConfig.rule`.
+**The rules** (`--sampler`). Each is a case of `SamplerConfig.rule`; to add one, name it in RULES.
     uniform      sample n, keep n, as in GRPO or in REINFORCE with a group baseline
     dapo         sample n; if all are right or all wrong, drop the prompt and try another one
     ada-pos      rounds of M until an answer is right; keep n, of both kinds if there are any
@@ -54,14 +54,7 @@ GVM_ALPHA, GVM_BETA = 1e-3, 2.0  # in `allocate_gvm`; p = sqrt(alpha) gets the m
 
 
 # ---------------------------------------------------------------------------------------- the rules
-RULES = {  # name -> the settings that the rule reads; any other one has no effect on it
-    "uniform": ("n",),
-    "dapo": ("n",),
-    "ada-pos": ("n", "M", "N", "drop_unresolved"),
-    "ada-balance": ("n", "M", "N", "drop_unresolved", "max_rounds_all_correct"),
-    "ada-est": ("M",),
-    "gvm": ("M",),
-}
+RULES = ("uniform", "dapo", "ada-pos", "ada-balance", "ada-est", "gvm")
 
 
 class Rule(NamedTuple):
@@ -87,7 +80,7 @@ WEIGHTINGS = ("none", "unbiased", "log", "inv_p")  # see `row_weights`
 class SamplerConfig:
     """All settings of the sampler. A trainer's config inherits from it."""
 
-    sampler: Literal[tuple(RULES)] = "ada-balance"  # a Literal, so that --help lists the choices
+    sampler: Literal[RULES] = "ada-balance"  # a Literal, so that --help lists the choices
     """answers per prompt: n (uniform, dapo), rounds of M (ada-pos, -balance), by p (est, gvm)"""
     n: int = 4
     """kept answers n: how many of a prompt's answers are trained on (uniform, dapo: sampled)"""

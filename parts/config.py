@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar, get_args, get_type_h
 
 import tyro
 
-from ada_sampler import ADVANTAGES, RULES, SamplerConfig
+from ada_sampler import ADVANTAGES, SamplerConfig
 from parts.run_folder import checkpoints, settings
 from parts.data import BUILTIN, HELD_OUT, is_own, require_sets
 from parts.grader import require_function
@@ -450,5 +450,6 @@ def effects(c: Config) -> list[tuple[str, bool, str]]:
 
 
 def unread(c: SamplerConfig) -> set[str]:
-    """The settings that only other samplers read."""
-    return set().union(*RULES.values()) - set(RULES[c.sampler])
+    """The settings that only other samplers read: with another value the rule is the same."""
+    names = ("n", "M", "N", "drop_unresolved", "max_rounds_all_correct")
+    return {name for name in names if replace(c, **{name: getattr(c, name) + 1}).rule == c.rule}

@@ -384,15 +384,15 @@ def three_visits(cfg):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_setting_changes_something_exactly_if_RULES_says_so(rule):
+def test_a_setting_changes_something_exactly_if_the_sampler_reads_it(rule):
     usual = three_visits(config(rule))
     for setting, value in CHANGED.items():
         cfg = config(rule, **{setting: value})
         if (rule, setting) != ("ada-est", "weighting"):  # which the test above refuses
             changed = three_visits(cfg) != usual
             assert changed == (setting not in unread(cfg)), (
-                f"the line of {rule} in RULES of ada_sampler.py is wrong about {setting}, because "
-                f"{setting} = {value} changes {'something' if changed else 'nothing'}")
+                f"`unread` is wrong about {setting}, because {setting} = {value} changes "
+                f"{'something' if changed else 'nothing'} with sampler {rule}")
     assert {*CHANGED, "sampler"} == {f.name for f in fields(SamplerConfig)}, (
         "every field of SamplerConfig needs a value in CHANGED of tests/test_ada_sampler.py, "
         "another than its default")
