@@ -177,7 +177,7 @@ def sample(run: Run) -> list:
             estimator=run.estimator,  # ada-est: the pass rates of earlier epochs
             more=stream.next,  # dapo: a prompt instead of one without gradient
             # gvm: the mean gradient norm of each prompt's right answers
-            grad_norms=lambda groups: gvm_grad_norms(run.policy, groups, config.temperature))
+            grad_norms=lambda groups: gvm_grad_norms(run, groups))
     if run.engine.routes:  # MoE only
         require_routes(run.policy, groups)
     return groups

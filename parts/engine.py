@@ -12,7 +12,7 @@ import os
 import random
 import tempfile
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy
@@ -39,15 +39,10 @@ class Rollout:
     logprobs: list[float]  # [T], log mu(y_t) in nats
     finish_reason: str  # "stop": complete, "length": truncated at max_tokens
     text: str  # decoded, without special tokens
+    raw: str = ""  # decoded, with them, for functions of --reward
     routes: object = None  # [prompt + T - 1, layers, k], experts per token (routing_replay.py)
     submitted: int = 0  # engine step of this training step, for the log
     finished: int = 0  # also an engine step
-    tokenizer: object = field(default=None, repr=False)  # the engine's, for `raw`
-
-    @property
-    def raw(self) -> str:
-        """The text with its special tokens, for functions of --reward."""
-        return self.tokenizer.decode(self.token_ids)
 
 
 def configure_vllm(on_cpu: bool) -> None:
@@ -100,7 +95,8 @@ class Engine:
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, seed=seed,
             dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
             enable_prefix_caching=not (routes and self.on_cpu))  # the recorder needs every token
-        options |= machine_options(self.on_cpu, memory_share, sleep, routes, max_model_len)
+        options |= (cpu_options(max_model_len) if self.on_cpu else
+                    gpu_options(memory_share, sleep, routes, max_model_len, max_num_seqs))
         if sync_mode == "adapter":
             options |= adapter_options(architecture, lora_rank, dtype, self.on_cpu, routes)
         if dtype == "fp8":
@@ -138,13 +134,14 @@ class Engine:
         finished = [out for out in self.llm.llm_engine.step() if out.finished]
         ids = [out.outputs[0].token_ids for out in finished]
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return [(self._keys.pop(out.request_id), self._rollout(out, text))
-                for out, text in zip(finished, texts)]
+        raws = self.tokenizer.batch_decode(ids)  # takes 12 us for an answer of 35 tokens
+        return [(self._keys.pop(out.request_id), self._rollout(out, text, raw))
+                for out, text, raw in zip(finished, texts, raws)]
 
-    def _rollout(self, out, text: str) -> Rollout:
+    def _rollout(self, out, text: str, raw: str) -> Rollout:
         sampled = out.outputs[0]
         return Rollout(list(sampled.token_ids), list(sampled.logprobs.logprobs),
-                       sampled.finish_reason, text, self._routes(out), tokenizer=self.tokenizer)
+                       sampled.finish_reason, text, raw, self._routes(out))
 
     def _routes(self, out):
         if self.recorder:
@@ -195,17 +192,12 @@ class Engine:
             self.reload(merged_weights(policy))
         else:
             self.load_adapter(policy)
-            self.close_gaps()
+        if self.on_cpu:  # return free memory between buffers to the system, which can be 1 GB
+            ctypes.CDLL(None).malloc_trim(0)
 
     def reload(self, weights) -> None:
         """Replace the weights by these (Hugging Face name, tensor) pairs, after `clear_cache`."""
         self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
-        self.close_gaps()
-
-    def close_gaps(self) -> None:
-        """Return free memory between buffers to the system, which can be 1 GB on a CPU."""
-        if self.on_cpu:
-            ctypes.CDLL(None).malloc_trim(0)
 
     def clear_cache(self) -> None:
         """Drop cached keys and values. Raises RuntimeError if vLLM does not drop them."""
@@ -239,10 +231,11 @@ def start(model: str, options: dict):
     """`vllm.LLM`. If it refuses a setting, its error becomes a SystemExit with one sentence."""
     import vllm
 
-    set_num_threads = torch.set_num_threads
     try:
         return vllm.LLM(
             model, trust_remote_code=False, disable_log_stats=True, use_tqdm_on_load=False,
+            # The trainer reads these files, and vLLM would prefer Mistral's if a folder has both.
+            config_format="hf", tokenizer_mode="hf",
             load_format="safetensors",  # other kinds of files can run code
             logprobs_mode="processed_logprobs",
             generation_config="vllm",  # else the model's default top-p or top-k would apply
@@ -250,28 +243,29 @@ def start(model: str, options: dict):
             **options)
     except (ValueError, RuntimeError, NotImplementedError, AttributeError,
             AssertionError) as error:  # AssertionError: another process released GPU memory
-        if error.__cause__ and not isinstance(error.__cause__, Exception):
-            raise error.__cause__  # Ctrl-C, which Python 3.11 wraps while a class is made
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
-    finally:  # vLLM 0.32's CPU worker replaces this function by one that refuses, because it binds
-        # threads to cores. Here they are not bound, and parts/machine.py changes their number.
-        torch.set_num_threads = set_num_threads
 
 
-def machine_options(on_cpu: bool, memory_share: float, sleep: bool, routes: bool,
-                    max_model_len: int) -> dict:
-    if on_cpu:
-        # Prompts share only whole blocks of the cache, and few have vLLM's 128 tokens in common. A
-        # prompt is read in one step, because vLLM 0.32 fails if a request with a seed is read in
-        # parts ("CPU Generator does not use offset").
-        return dict(enforce_eager=True, block_size=32, enable_chunked_prefill=False,
-                    max_num_batched_tokens=max(4096, max_model_len))
+def cpu_options(max_model_len: int) -> dict:
+    # Prompts share only whole blocks of the cache, and few have vLLM's 128 tokens in common. A
+    # prompt is read in one step, because vLLM 0.32 fails if a request with a seed is read in parts
+    # ("CPU Generator does not use offset").
+    return dict(enforce_eager=True, block_size=32, enable_chunked_prefill=False,
+                max_num_batched_tokens=max(4096, max_model_len))
+
+
+def gpu_options(memory_share: float, sleep: bool, routes: bool, max_model_len: int,
+                max_num_seqs: int) -> dict:
     if routes:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
+    # vLLM records a graph of its kernels for each of these batch sizes, at every start and twice
+    # with LoRA, and pads a batch to the next one. Of its own it would record three times as many.
+    sizes = {1, 2, 4, 8, 16, 32, 48, 64, *range(96, max_num_seqs, 32), max_num_seqs}
     # On cards of 70 GiB vLLM would reserve memory for 16,384 tokens, which its cache can use.
     return dict(gpu_memory_utilization=memory_share, enable_sleep_mode=sleep,
                 enable_return_routed_experts=routes,
+                compilation_config=dict(cudagraph_capture_sizes=sorted(sizes)),
                 max_num_batched_tokens=max(8192, max_model_len))
 
 

@@ -208,14 +208,18 @@ def tokens_at_once(policy, rows: list[Sequence], tokens: int) -> int:
 
 
 @torch.no_grad()
-def gvm_grad_norms(policy, groups, temperature: float) -> list[float]:
+def gvm_grad_norms(run, groups) -> list[float]:
     """GVM's G_i: the mean norm of the head's gradient over right pilots; 0 if none is right."""
     means = []
+    run.engine.sleep()  # as in each pass of the trainer, because the largest batch was tried so
     for group in groups:
         ids = group.problem.prompt_ids
-        norms = [head_gradient_norm(policy, Sequence(ids + s.rollout.token_ids, len(ids)),
-                                    temperature) for s in group.pool if s.correct]
+        rows = [Sequence(ids + s.rollout.token_ids, len(ids)) for s in group.pool if s.correct]
+        norms = [head_gradient_norm(run.policy, row, run.config.temperature) for row in rows]
         means.append(sum(norms) / len(norms) if norms else 0.0)
+    run.engine.wake()
+    if run.engine.sleeps:
+        run.engine.sync(run.policy)  # as after each pass, or a damaged adapter would be sampled
     return means
 
 

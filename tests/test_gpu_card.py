@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 LINEAR = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 ALWAYS = dict(  # the second model runner, a batch ahead, prompts read 8,192 tokens at once
     head="float32", runner=2, ahead=True, tokens=8192, slots=256, graphs="FULL_AND_PIECEWISE",
-    load="safetensors", prefix_cache=True, logprobs="processed_logprobs")
+    sizes=14, load="safetensors", prefix_cache=True, logprobs="processed_logprobs")
 ADAPTER = dict(lora=16, lora_layers=LINEAR)
 MERGE = dict(lora=None, lora_layers=None)
 CARDS = {  # (major, minor, GiB) and perhaps --dtype; what vLLM makes of it
@@ -97,6 +97,7 @@ def summary(config) -> dict:
         runner=2 if config.use_v2_model_runner else 1, ahead=scheduler.async_scheduling,
         tokens=scheduler.max_num_batched_tokens, slots=scheduler.max_num_seqs,
         graphs=config.compilation_config.cudagraph_mode.name,
+        sizes=len(config.compilation_config.cudagraph_capture_sizes),
         attention=attention.get_name(), flash=version,
         load=config.load_config.load_format, prefix_cache=config.cache_config.enable_prefix_caching,
         logprobs=model.logprobs_mode, lora=lora and lora.max_lora_rank,

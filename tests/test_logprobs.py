@@ -150,12 +150,14 @@ def test_head_gradient_norms_equal_autograd(temperature):
 
 def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_sampling():
     trained, pilots = policy(), [(True, [5, 6]), (False, [7]), (True, [9])]
+    engine = SimpleNamespace(sleep=lambda: None, wake=lambda: None, sleeps=False)
+    run = SimpleNamespace(policy=trained, engine=engine, config=SimpleNamespace(temperature=0.5))
     groups = [SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 3]), pool=[
         SimpleNamespace(correct=correct, rollout=SimpleNamespace(token_ids=ids))
         for correct, ids in pool]) for pool in (pilots, [(False, [8, 2])])]
     right = [Sequence([1, 3, *ids], 2) for ids in ([5, 6], [9])]
     expected = sum(head_gradient_norm(trained, row, 0.5) for row in right) / 2
-    assert gvm_grad_norms(trained, groups, 0.5) == [pytest.approx(expected), 0.0]
+    assert gvm_grad_norms(run, groups) == [pytest.approx(expected), 0.0]
 
 
 @given(st.lists(st.tuples(st.integers(2, 60), st.integers(1, 60)), min_size=1, max_size=30),

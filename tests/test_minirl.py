@@ -140,12 +140,19 @@ def test_the_loop_logs_evaluates_and_saves_each_step(monkeypatch, tmp_path, firs
     assert seen[-1] == "close"
 
 
-def test_gvms_norms_are_of_the_policy_that_samples(monkeypatch):
-    run, asked = ready(sampler="gvm", temperature=0.5), []
-    monkeypatch.setattr(minirl, "gvm_grad_norms", lambda policy, groups, temperature: (
-        asked.append((policy, temperature)) or [1.0] * len(groups)))
+def test_the_engine_sleeps_while_gvm_measures_gradients_and_is_synced_after_it(monkeypatch):
+    """At this moment no answer is being written, or an engine could not sleep."""
+    run = ready(sampler="gvm", temperature=0.5)
+
+    def norm(policy, row, temperature):
+        run.events.append((run.engine.busy, policy is run.policy, temperature))
+        return 1.0
+
+    monkeypatch.setattr(logprobs, "head_gradient_norm", norm)
+    monkeypatch.setattr(run.engine, "sleeps", True)
     minirl.sample(run)
-    assert asked == [(run.policy, 0.5)]
+    assert run.events[0] == "sleep" and run.events[-2:] == ["wake", "sync"]
+    assert {*run.events[1:-2]} == {(False, True, 0.5)}
 
 
 def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(monkeypatch):
