@@ -8,7 +8,7 @@
 # make notebook  the extras and JupyterLab, which opens walkthrough.ipynb
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt, with uv if installed
 #
-# With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
+# With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -c requirements-gpu-lock.txt
 
 unexport PYTHONDONTWRITEBYTECODE  # if it is set, every start compiles 8,000 modules again
 PYTHON ?= python3

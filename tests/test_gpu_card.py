@@ -13,7 +13,7 @@ import types
 import pytest
 from transformers import Qwen2Config
 
-from helpers import run_program
+from helpers import ROOT, run_program
 from models import make
 from parts import engine, machine
 
@@ -44,6 +44,12 @@ def test_what_vllm_makes_of_our_options_on(card, tmp_path):
     printed = run_program("tests/test_gpu_card.py", tmp_path, *asked)
     (said,) = [line for line in printed.splitlines() if line.startswith("{")]
     assert json.loads(said) == ALWAYS | wanted
+
+
+def test_the_lock_of_the_gpu_environment_has_the_versions_that_are_asked_for():
+    asked, lock = ([line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+                   for name in ("requirements.txt", "requirements-gpu-lock.txt"))
+    assert {line for line in asked if line} <= {*lock}
 
 
 # ------------------------------------------------------------------------------ as a program
