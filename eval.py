@@ -39,8 +39,8 @@ from parts.machine import Machine, this_machine
 from parts.models import (TINY, Model, digest_of_model, find_model, load_tokenizer,
                           require_context, require_weights, resolve_model)
 from parts.prompts import TEMPLATES, add_prompts, read_template, require_embedded, stop_ids
-from parts.run_folder import (digests_of_files, find_adapter, require_same, run_of, settings,
-                              versions)
+from parts.run_folder import (digests_of_files, find_adapter, read_run, require_same, run_of,
+                              settings, versions)
 from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
                         verdict)
 from rewards import open_grader
@@ -114,7 +114,7 @@ def check(c: Flags, usual: dict) -> None:
 
 def as_in_its_run(adapter: str, argv: list[str] | None) -> dict:
     """The defaults of an evaluation from the run of its adapter: only names and numbers."""
-    run = settings(run_of(adapter))
+    run = read_run(adapter).get("config")
     if not run:
         return {}
     for flag, built_in in dict(reward=[""], template=TEMPLATES).items():

@@ -222,6 +222,15 @@ def find_adapter(name: str) -> str:
     return str(folder)
 
 
+def read_run(adapter: str) -> dict:
+    """config.json of the run of a checkpoint; {} if there is none. SystemExit for older runs."""
+    run = run_of(adapter)
+    stored = read_config(run) if run else {}
+    if run and "end_tokens" not in stored:
+        raise SystemExit(f"{shown(run)} is a run of another version: use that version.")
+    return stored
+
+
 def run_of(adapter: str) -> Path | None:
     """The folder of the run that a checkpoint belongs to."""
     place = Path(adapter).parent

@@ -14,7 +14,7 @@ from shlex import quote
 from parts.data import HELD_OUT
 from parts.files import rename
 from parts.models import digest_of_model, fetch_model, load_tokenizer, require_weights
-from parts.run_folder import find_adapter, read_config, require_same, run_of
+from parts.run_folder import find_adapter, read_run, require_same, run_of
 from parts.text import shown
 
 
@@ -27,14 +27,13 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     if out.is_file() or out.exists() and any(out.iterdir()):
         raise SystemExit(f"{shown(out)} exists already: name another folder.")
     adapter = find_adapter(place)
-    run = run_of(adapter)
-    if not run:
+    stored = read_run(adapter)
+    if not stored:
         raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
-    stored = read_config(run)
     config = stored["config"]
     path = fetch_model(config["model"])
     require_weights(path)
-    require_same(run, dict(model=digest_of_model(path)))
+    require_same(run_of(adapter), dict(model=digest_of_model(path)))
     dtype = dtype or config["dtype"]
     print(f"{shown(out)}: the model {shown(path)}, which the run names, with the adapter "
           f"{shown(adapter)}, in {shown(dtype)}")

@@ -342,7 +342,7 @@ def own_run(folder, **settings):
     """A run of one step, on a file of its own if nothing else is said: its checkpoint, the file."""
     file = folder / "mine.jsonl"
     files.append(file, *(
-        dict(frage=f"What is {i} plus {i}?", n=i, loesung=str(2 * i)) for i in range(40)))
+        dict(frage=f"{i}+{i}=?", n=i, loesung=str(2 * i)) for i in range(40)))
     usual = dict(name="own", steps=1, data=str(file), max_tokens=33, temperature=0.9,
                  eval_questions=9, max_prompt_tokens=99)
     run = small_run(folder, **usual | settings)

@@ -52,12 +52,12 @@ def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start
     named = ["--resume", "--name", "mine"]
     run = Path("runs", first.name)
     with run_folder.claim(run, resume=False):
-        run_folder.note_start(run, settings_of(first), ABC)
+        run_folder.note_start(run, settings_of(first), [], [], data=ABC)
     (run / "checkpoints/step-000001").mkdir(parents=True)
     assert settle_flags(parse([*flags.split(), "--resume"])) == replace(first, resume=True)
     again = settle_flags(parse([*named, "--lr", "0.5"]))
     assert again == replace(first, resume=True, lr=0.5)
-    run_folder.note_start(run, settings_of(again), ABC)
+    run_folder.note_start(run, settings_of(again), [], [], data=ABC)
     assert settle_flags(parse(named)) == again
 
 
@@ -66,7 +66,7 @@ def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, 
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    run_folder.note_start(run, settings_of(settled(name="mine", batch_prompts=7)), ABC)
+    run_folder.note_start(run, settings_of(settled(name="mine", batch_prompts=7)), [], [], data=ABC)
     for name in run_folder.LOGS:  # killed between the log of its first step and the checkpoint
         (run / name).write_text('{"step": 1}\n')
     again = parse(["--name", "mine", "--resume", "--max-tokens", "32"])

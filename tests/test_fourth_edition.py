@@ -4,19 +4,15 @@ tests/fourth_edition is `minirl.py --steps 3 --mini-batches 2 --batch-prompts 4 
 --max-tokens 32 --log-groups 1 --eval-questions 8 --eval-k 2` of the last commit of that edition,
 without what none of these programs needs, such as most lines of problems.json.
 """
-import json
 import shutil
-from unittest import mock
 
 import pytest
 
-import eval as evaluation  # the module has the name of a builtin
 import explore
 import parts.config
 from explorer.panels import draw_run
 from helpers import ROOT, contents
 from test_explore import data_in
-from world import Grader
 
 
 @pytest.fixture
@@ -35,18 +31,6 @@ def test_its_page_and_its_curves_are_made(run):
         assert group["what_if"]["ada-balance"]["kept"] == kept
         assert group["what_if"]["ada-balance"]["outcome"] == group["outcome"]
     assert draw_run(run).stat().st_size > 100_000
-
-
-def test_its_adapter_is_evaluated_as_in_its_run(run, monkeypatch):
-    """All that comes before the engine starts: settings, problems, the adapter on its base."""
-    monkeypatch.setattr("parts.engine.start", mock.Mock(side_effect=InterruptedError))
-    monkeypatch.setattr("rewards.Grader", Grader)
-    with pytest.raises(InterruptedError):
-        evaluation.main(["--adapter", "runs/fourth", "--out", "out"])
-    protocol = json.loads((run.parents[1] / "out" / "protocol.json").read_text())
-    assert protocol["adapter"].endswith("runs/fourth/checkpoints/step-000003")
-    wanted = dict(model="tiny", data="builtin", k=2, limit=8, max_tokens=32, template="chat")
-    assert {name: protocol[name] for name in wanted} == wanted
 
 
 def test_resuming_it_is_refused_in_one_sentence(run, capsys):

@@ -270,7 +270,7 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
         recipe.require_resumable(Path("step-000003"), 3)
     Path("runs/r/checkpoints/step-000001").mkdir(parents=True)
     started = settled(name="r", sync="merge")
-    note_start(Path("runs/r"), settings_of(started), "")
+    note_start(Path("runs/r"), settings_of(started), [], [])
     Path("runs/r/trl.json").write_text("{}")
     assert recipe.parse("--name r --resume --steps 9".split())[1].steps == 9
     for changed in ("--lr 0.1", "--keep-every 9", "--full"):
