@@ -1,12 +1,14 @@
 """Breaks the code on purpose, one line at a time, and checks that a named test fails.
 
-    python bench/mutate.py                        # every mutant
-    python bench/mutate.py --only minirl          # those of minirl.py, after a change of its tests
-    python bench/mutate.py --where                # runs nothing; lists mutants whose text is gone
+    python bench/mutate.py                  # every mutant
+    python bench/mutate.py --only minirl    # those of minirl.py, after a change of its tests
+    python bench/mutate.py --prune          # runs nothing, brings the list up to date
 
 A mutant is a line of bench/mutants.jsonl: {"file": "minirl.py", "old": "...", "new": "...", "why":
-"...", "test": "tests/test_minirl.py::test_..."}. `old` must occur once in its file. A mutant that
-changes nothing that a test could detect has "equivalent" with the reason.
+"...", "test": "tests/test_minirl.py::test_..."}. `old` must occur once in its file. If the file or
+the test has moved, the other files are searched for it. A mutant whose line or test is gone is
+listed and not tried. --prune deletes it from the list and writes where the others are now. A mutant
+that changes nothing that a test could detect has "equivalent" with the reason.
 
 Each test runs in a fork of this process, which has done the slow imports. It must fail on the
 broken code and pass on the original. A test that takes too long has failed.
@@ -107,10 +109,10 @@ def is_sound(place: Path, test: str) -> bool:
 def killer(place: Path, mutant: dict) -> str:
     """The named test that fails on the broken code, if it passes on the original; or ""."""
     before = mutate(place, mutant)
-    test = failing(place, mutant["test"]) if "test" in mutant else ""
+    test = failing(place, mutant["test"])
     (place / mutant["file"]).write_text(before, encoding="utf-8")
     if test and not is_sound(place, test):
-        print(f"on the sound code this fails too: {test}")
+        print(f"on the original code this fails too: {test}")
         return ""
     return test
 
@@ -126,6 +128,34 @@ def try_all(mutants: list[dict]):
             yield killer(place, mutant)
 
 
+# ------------------------------------------------------------------------------------ where it is
+@functools.cache
+def code() -> dict[str, str]:
+    """Name -> text of every Python file."""
+    files = [*ROOT.glob("*.py"), *ROOT.glob("[!.]*/**/*.py")]
+    return {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
+
+
+def home(text: str, named: str, tests: bool) -> str:
+    """The file that has the text once: the named one, or the only one; else ""."""
+    times = {file: here.count(text) for file, here in code().items()
+             if file.startswith("tests/") == tests}
+    if times.get(named) == 1:
+        return named
+    having = [file for file, count in times.items() if count]
+    return having[0] if len(having) == 1 and times[having[0]] == 1 else ""
+
+
+def moved(mutant: dict) -> dict:
+    """The mutant with the present names of its files; {} if its line or its test is gone."""
+    file = home(mutant["old"], mutant["file"], tests=False)
+    if not file or "equivalent" in mutant:
+        return mutant | dict(file=file) if file else {}
+    place, _, test = mutant["test"].partition("::")
+    place = home(f"def {test.partition('[')[0]}(", place, tests=True)
+    return mutant | dict(file=file, test=f"{place}::{test}") if place else {}
+
+
 # ------------------------------------------------------------------------------------------ all
 def warm_up() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -137,33 +167,30 @@ def warm_up() -> None:
         importlib.import_module(module)
 
 
-def is_there(mutant: dict) -> bool:
-    file = ROOT / mutant["file"]
-    return file.is_file() and file.read_text(encoding="utf-8").count(mutant["old"]) == 1
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Checks that tests fail if a line is wrong.")
     parser.add_argument("list", nargs="?", type=Path, default=ROOT / "bench" / "mutants.jsonl")
     parser.add_argument("--only", default="", help="the mutants of this module")
-    parser.add_argument("--where", action="store_true", help="run nothing")
+    parser.add_argument("--prune", action="store_true", help="bring the list up to date")
     args = parser.parse_args()
-    if not args.list.is_file():
-        parser.error(f"there is no file {args.list}")
     mutants = list(map(json.loads, args.list.read_text(encoding="utf-8").splitlines()))
-    asked = [mutant for mutant in mutants if args.only in ("", Path(mutant["file"]).stem)]
-    lost = [mutant for mutant in asked if not is_there(mutant)]
-    tried = [] if args.where else [
-        mutant for mutant in asked if is_there(mutant) and "equivalent" not in mutant]
+    present = [moved(mutant) for mutant in mutants]
+    lost = [mutant for mutant, now in zip(mutants, present) if not now]
+    tried = [mutant for mutant in present if mutant and "equivalent" not in mutant
+             and args.only in ("", Path(mutant["file"]).stem)]
     survived = []
-    for mutant, test in zip(tried, try_all(tried)):
+    for mutant, test in zip(tried, [] if args.prune else try_all(tried)):
         print(f"{mutant['file']}: {mutant['why']}: {test or 'SURVIVED'}", flush=True)
         survived += [] if test else [mutant]
-    for word, those in (("survived", survived), ("its text is not in its file once", lost)):
+    for word, those in (("survived", survived), ("its line or its test is gone", lost)):
         for mutant in those:
             print(f"{mutant['file']}: {mutant['why']}: {word}\n"
                   f"    - {mutant['old']}\n    + {mutant['new']}")
-    print(f"{len(tried) - len(survived)} of {len(tried)} killed; {len(lost)} not found")
+    if args.prune:
+        rows = [json.dumps(mutant, ensure_ascii=False) for mutant in present if mutant]
+        args.list.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    else:
+        print(f"{len(tried) - len(survived)} of {len(tried)} killed; {len(lost)} not found")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import measure
+import mutate
 from helpers import ROOT, lines, run_program
 
 
@@ -56,8 +57,7 @@ def test_the_verifier_is_compared_with_math_verify_on_the_answers_in_logs(tmp_pa
 
 
 # ------------------------------------------------------------------------------ mutants
-@pytest.mark.parametrize("page", [
-    "bench/mutants.jsonl", "course/mutants.jsonl", "course/answers/bugs.jsonl"])
+@pytest.mark.parametrize("page", ["course/mutants.jsonl", "course/answers/bugs.jsonl"])
 def test_what_mutants_quote_is_there_once_and_so_are_their_tests(page):
     """That such a test fails, and only on the broken code: see the hunts in test_course.py."""
     for line, mutant in enumerate(lines(ROOT / page), 1):
@@ -68,3 +68,21 @@ def test_what_mutants_quote_is_there_once_and_so_are_their_tests(page):
         file, _, name = mutant.get("test", "").partition("::")
         assert not file or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), (
             f"{page}, line {line}: name the test that notices it now: {mutant}")
+
+
+def test_a_mutant_is_found_where_its_line_and_its_test_are_now(monkeypatch):
+    """In the named files, or in the only ones that have them."""
+    monkeypatch.setattr(mutate, "code", lambda: {
+        "a.py": "x = 1\ny = 2\n", "parts/b.py": "x = 1\nz = 3\nz = 3\n",
+        "tests/test_c.py": "def test_it(kind):\n    y = 2\n"})
+
+    def now(file, old, test):
+        found = mutate.moved(dict(file=file, old=old, new="", test=test))
+        return found and (found["file"], found["test"])
+
+    there = "tests/test_c.py::test_it[some]"
+    assert now("a.py", "x = 1", there) == ("a.py", there)
+    assert now("gone.py", "y = 2", "tests/test_gone.py::test_it[some]") == ("a.py", there)
+    assert now("gone.py", "x = 1", there) == {}  # two files have it
+    assert now("parts/b.py", "z = 3", there) == {}  # twice
+    assert now("a.py", "y = 2", "tests/test_c.py::test_gone") == {}

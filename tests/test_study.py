@@ -10,6 +10,7 @@ import mpmath
 import pytest
 
 import compare
+import forest
 import store
 import study
 from helpers import ROOT
@@ -58,6 +59,14 @@ def test_the_committed_page_is_that_of_the_committed_runs(name):
     lines = store.load(name)
     tables = study.STUDIES.get(name, study.SINGLE).tables(lines)
     assert store.page(name, tables, lines) == page
+
+
+@pytest.mark.slow
+def test_the_rows_of_the_forest_are_on_the_pages():
+    pages = ["skills", "longer_skills", "longer_skills", "real_race", "human", "human_gpu", "qwen"]
+    for (label, values, quantiles, _), name in zip(forest.adaptive(), pages, strict=True):
+        said = store.points(values, quantiles, verdict=False)
+        assert f" {said} " in (store.RESULTS / f"{name}.md").read_text(), label
 
 
 @pytest.mark.slow
