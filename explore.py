@@ -28,7 +28,7 @@ import tyro
 from explorer import what_if
 from explorer.panels import panels_of, read_run, smoothing_reach, what_differs
 from parts.config import CLIPS
-from parts.files import row_of, write_safely
+from parts.files import as_json, row_of, write_safely
 from parts.grader import NO_VERDICT
 from parts.text import quiet_end, shown
 from rewards import extract_answer
@@ -228,11 +228,7 @@ def add_questions(groups: list[dict]) -> None:
 
 def page_of(data: dict) -> str:
     """The template with the data as gzipped JSON in base64, which no text can break out of."""
-    text = json.dumps(data, separators=(",", ":"))
-    if "Infinity" in text or "NaN" in text:  # no browser reads these
-        finite = json.loads(text, parse_constant=lambda name: None)
-        text = json.dumps(finite, separators=(",", ":"))
-    packed = gzip.compress(text.encode(), 6, mtime=0)
+    packed = gzip.compress(as_json(data, separators=(",", ":")).encode(), 6, mtime=0)
     return TEMPLATE.read_text(encoding="utf-8").replace(PLACE, base64.b64encode(packed).decode())
 
 

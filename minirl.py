@@ -64,6 +64,7 @@ from parts.probe import Probe, start_probe
 from parts.prompts import require_embedded, stop_ids
 from parts.log import Log, say_how_to_resume, timed
 from parts.routing_replay import note_routes, replaying, require_routes
+from parts.text import shown
 from rewards import open_grader
 
 
@@ -77,10 +78,10 @@ def main(flags: Config) -> None:
         for step in range(run.state["step"] + 1, run.config.steps + 1):
             run.state["step"] = step
             groups, metrics = train_step(step, run)
-            hopeless = log.step(groups, metrics)
+            broken = log.step(groups, metrics)
             save(run, run.config.keep_every)
-            if hopeless:
-                raise SystemExit(hopeless)
+            if broken:
+                raise SystemExit(broken)
             evaluate_if_due(run, log)
         log.close()  # prints the change in accuracy
 
@@ -159,8 +160,7 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
     metrics = summarize(groups) | probed | seconds | dict(
         optimizer_steps=len(grad_norms) - skipped, skipped_steps=skipped,
         entropy=mean_surprisal(groups), seconds=sum(seconds.values()),
-        memory_gb=memory_gb(), threads=torch.get_num_threads())
-    metrics["tokens_per_second"] = metrics["tokens"] / seconds["seconds_sample"]
+        memory_gb=memory_gb())
     if mini_batches:  # else no prompt had a gradient
         metrics |= diagnostics([row for rows in mini_batches for row in rows], config) | dict(
             lr=lr, loss=sum(losses) / len(losses), grad_norm=sum(grad_norms) / len(grad_norms))
@@ -201,7 +201,15 @@ def evaluate_if_due(run: Run, log: Log) -> None:
         temperature=config.temperature, seed=f"{config.seed}/{step}")
     run.engine.clear_cache()  # or a resumed run, whose cache is empty, would round differently
     log.evaluation(rows)
-    draw_run(run.folder)  # curves.png
+    draw(run.folder)
+
+
+def draw(folder: Path) -> None:
+    """curves.png, for people who look at a run that lasts a night."""
+    try:
+        draw_run(folder)
+    except (Exception, SystemExit) as error:  # a missing picture must not end the run
+        print(f"curves.png was not drawn: {type(error).__name__}: {shown(error)}")
 
 
 # ------------------------------------------------------------------------------ the update

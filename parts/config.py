@@ -241,7 +241,8 @@ def parse_before_torch() -> Config:
 
     Ctrl-C ends those imports without a traceback. The built-in models are small and get one thread.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for `minirl.py &` in a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with quiet_end():  # minirl.py --help | head
         config = parse()

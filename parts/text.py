@@ -1,4 +1,4 @@
-"""Text for the screen: makes text safe to print, and formats counts, times and results.
+"""Makes text safe to print, with the same words for the same results everywhere.
 
 Every module may import this one, which imports no other module of the project.
 """
@@ -22,7 +22,11 @@ def shown(text, longest: int = 200) -> str:
 
 def counted(count: int, thing: str) -> str:
     """`1 gold`, `2 golds`."""
-    return f"{count} {thing}{'s' * (count != 1)}"
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def listed(settings: dict) -> str:
+    return ", ".join(f"{name} = {shown(value)}" for name, value in settings.items())
 
 
 def unit_of(reward: str) -> str:
@@ -53,21 +57,16 @@ def direction(one: dict) -> str:
 
 def verdict(one: dict, than: str) -> str:
     """A paired difference in words."""
-    outcome, questions = direction(one), one["questions"]
-    few = f"little can be concluded from {counted(questions, 'problem')}"
-    alike = one["ci_low"] == one["ci_high"]  # then there is no interval
+    outcome, few = direction(one), one["questions"] < FEW
+    said = f"The model {'looks' if few else 'is'} {outcome} than {than}"
     if outcome == "no clear difference":
-        why = "the results are the same" if alike else "the 95% interval contains 0"
-        why = f"and {few}" if questions < FEW else f"because {why}"
-        said = f"There is {outcome} from {than}, {why}."
-    elif questions < FEW:
-        said = f"The model looks {outcome} than {than}, but {few}."
-    else:
-        side = "above" if outcome == "better" else "below"
-        why = f"the whole 95% interval is {side} 0"
-        why = "all problems have the same difference" if alike else why
-        said = f"The model is {outcome} than {than}, because {why}."
-    return said
+        said = f"There is {outcome} from {than}"
+    if few:
+        return f"{said}, but little can be concluded from {counted(one['questions'], 'problem')}."
+    if one["ci_low"] == one["ci_high"]:
+        return f"{said}, because all problems have the same difference."
+    sides = dict(better="whole 95% interval is above", worse="whole 95% interval is below")
+    return f"{said}, because the {sides.get(outcome, '95% interval contains')} 0."
 
 
 @contextlib.contextmanager
@@ -76,6 +75,7 @@ def quiet_end():
 
     Characters that the terminal's encoding lacks are printed as escapes, so they end no run.
     """
+    open_closed_streams()
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -88,5 +88,12 @@ def quiet_end():
         raise SystemExit(1) from None
 
 
-def listed(settings: dict) -> str:
-    return ", ".join(f"{name} = {shown(value)}" for name, value in settings.items())
+def open_closed_streams() -> None:
+    """Open /dev/null for every standard stream that the shell has closed, as `>&-` does.
+
+    Otherwise the next file that is opened would get its number, and with it what is printed there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number
+            setattr(sys, name, open(number, "w" if number else "r"))

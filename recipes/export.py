@@ -6,13 +6,11 @@ The adapter alone needs no export, because every folder in runs/NAME/checkpoints
 (docs/after_training.md).
 """
 import argparse
-import shutil
-import tempfile
 from pathlib import Path
 from shlex import quote
 
 from parts.data import HELD_OUT
-from parts.files import rename
+from parts.files import replacing
 from parts.models import digest_of_model, fetch_model, load_tokenizer, require_weights
 from parts.run_folder import find_adapter, read_run, require_same, run_of
 from parts.text import shown
@@ -97,13 +95,9 @@ def say_what_is_left(policy, dtype: str) -> None:
 def save_model(model, tokenizer, out: Path) -> None:
     """Write the folder completely or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as place:
-        writing = Path(place, out.name)
+    with replacing(out) as writing:
         model.save_pretrained(writing)
         tokenizer.save_pretrained(writing)
-        for weights in writing.glob("*.safetensors"):  # only their owner could read them
-            shutil.copymode(writing / "config.json", weights)
-        rename(writing, out)
 
 
 if __name__ == "__main__":

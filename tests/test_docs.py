@@ -1,6 +1,5 @@
 """The pages agree with the code: links, names, commands, quoted lines and tables. The gallery
 agrees with the present build.py."""
-import inspect
 import json
 import re
 import runpy
@@ -11,7 +10,6 @@ import pytest
 from ada_sampler import OPEN, RULES, Group, Sample, SamplerConfig, exit_test, set_advantages
 from helpers import ROOT
 from parts.config import OBJECTIVES, parse
-from parts.metrics import likely_cause
 
 REPORTS = sorted((ROOT / "bench/results").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
@@ -104,14 +102,6 @@ def test_what_a_page_names_is_there(page):
         rf"^(def |class |){name}\b",
         (ROOT / ("tests" if file.startswith("test_") else "") / file).read_text(), re.M)]
     assert wrong == [], f"{page.name} names functions that are no longer there: rename them in it"
-
-
-def test_the_page_on_learning_names_each_flag_that_the_program_advises():
-    page = (ROOT / "docs/learning.md").read_text()
-    section = page.split("## What the program says")[1].split("\n## ")[0]
-    advised = re.findall(r"--[a-z-]+|--[MNn]\b", inspect.getsource(likely_cause))
-    flags = {*advised} - {"--data"}  # which the page calls other problems
-    assert len(flags) >= 7 and [flag for flag in flags if f"`{flag}`" not in section] == []
 
 
 def blocks_of(page: str) -> list[str]:

@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import eval as evaluation  # the module has the name of a builtin
 import minirl
 import world
-from parts import folder as folders
-from parts import machine
-from parts import checkpoint, report
 from helpers import HANG, ROOT, SMALL, run_program, start
+from parts import evaluation, files, log, machine, run_folder
 from rewards import Grader
 from world import settled
 
@@ -35,8 +32,8 @@ PHASES = {  # what is called in it, when it fails, and a run that has much to ca
     "sampling": (world.Engine, "step", MIDDLE, dict(sampler="dapo", mini_batches=2)),
     "update": (torch.nn.utils, "clip_grad_norm_", MIDDLE,
                dict(sampler="ada-est", dtype="float16", batch_prompts=2)),
-    "log": (report, "append", MIDDLE, dict(sampler="ada-est")),
-    "checkpoint": (folders, "flush", END, dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)),
+    "log": (log, "append", MIDDLE, dict(sampler="ada-est")),
+    "checkpoint": (files, "flush", END, dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)),
     "evaluation": (evaluation, "as_row", END, dict(eval_data="builtin,builtin-skills"))}
 
 
@@ -134,7 +131,7 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     for number, (before, code, saved) in enumerate(CUTS):
         flags = ["--resume"] if number else FLAGS
         said = program("--name", "cut", *flags, before=before, cwd=place, code=code)
-        assert checkpoint.step_of(checkpoint.checkpoints(run)[-1]) == saved
+        assert run_folder.step_of(run_folder.checkpoints(run)[-1]) == saved
         assert world.difference(run, reference, saved, evaluated=False) == ""
         assert code < 0 or f"everything up to step {saved} is saved" in said, said
         if code < 0:
@@ -145,7 +142,7 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
         "minirl.py", "--name", "cut", "--resume", cwd=place, before=ENGINE_HANGS)
     wait_for(process, (place / "hanging").exists)
     said = program("--name", "cut", "--resume", cwd=place, code=1)  # meanwhile somebody else
-    assert "Cannot use runs/cut (another program is writing to it)" in said, said
+    assert "Another program is writing to runs/cut" in said, said
     os.kill(process.pid, signal.SIGUSR1)
     wait_for(process, lambda: "in train_step" in out.read_text().partition("Current thread")[2])
     process.terminate()
@@ -153,7 +150,7 @@ def test_a_run_that_is_cut_short_in_every_way_ends_as_if_it_had_never_been(place
     assert process.exitcode == 143 and "everything up to step 4 is saved" in out.read_text()
     assert "continuing after step 4" in program("--name", "cut", "--resume", cwd=place)
     assert world.difference(run, reference, 6) == ""
-    assert len(checkpoint.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
+    assert len(run_folder.checkpoints(run)) == 2 and not list(run.glob("**/.*.writing"))
     assert sum(row["optimizer_steps"] for row in world.rows(run / "metrics.jsonl")) >= 5
 
 
@@ -173,14 +170,14 @@ def test_steps_and_new_shapes_leave_nothing_behind(place):
     seen = []
     with contextlib.chdir(place), Grader(1) as grader:
         run = minirl.set_up(Path("runs/inside"), config, grader)
-        log = report.Log(run)
+        logged = log.Log(run)
         for step in range(1, 33):
             groups, metrics = minirl.train_step(step, run)
-            log.step(groups, metrics)
+            logged.step(groups, metrics)
             if step in (8, 32):
                 seen.append(holdings())
-    (files, threads, folders, memory), (files_end, threads_end, folders_end, memory_end) = seen
-    assert files_end <= files + 2 and threads_end <= threads + 1, seen
+    (handles, threads, folders, memory), (handles_end, threads_end, folders_end, memory_end) = seen
+    assert handles_end <= handles + 2 and threads_end <= threads + 1, seen
     assert memory_end < 1.03 * memory, seen
     assert folders_end <= folders + 1  # others may be running on this machine
     # Every number of running requests is another shape: another kernel that oneDNN keeps.
@@ -193,14 +190,60 @@ def test_steps_and_new_shapes_leave_nothing_behind(place):
     assert seen[1] < 1.02 * seen[0], seen
 
 
-def test_ctrl_c_while_modules_are_imported_leaves_no_traceback(tmp_path):
+# ----------------------------------------------------------- what the shell has said at the start
+@pytest.fixture
+def slow_torch(tmp_path, monkeypatch):
     """A torch that takes for ever to import stands in for one that takes seconds."""
-    (tmp_path / "torch.py").write_text("import time; print('importing', flush=True)\n"
+    (tmp_path / "torch.py").write_text("import os, time; print(os.getpid(), flush=True)\n"
                                        "while True: time.sleep(60)")
-    process = subprocess.Popen(
-        [sys.executable, ROOT / "minirl.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env=os.environ | dict(PYTHONPATH=str(tmp_path)))
-    said = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    assert said == "importing\n" and process.communicate()[0] == ""
-    assert process.returncode == -signal.SIGINT
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def in_a_shell(line: str):
+    """A process that runs this line, in which $MINIRL, $EVAL and $EXPLORE are the programs."""
+    names = {name.upper(): f"{sys.executable} {ROOT / name}.py"
+             for name in ("minirl", "eval", "explore")}
+    return subprocess.Popen(["sh", "-c", line], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, env=os.environ | names)
+
+
+@pytest.mark.parametrize("line, ended_by", [
+    ("$MINIRL", signal.SIGINT), ("$MINIRL & wait $!", signal.SIGTERM),  # as shells do
+    ("trap '' INT; $MINIRL", signal.SIGTERM), ("nohup $MINIRL 2>&1 & wait $!", signal.SIGTERM)])
+def test_ctrl_c_leaves_no_traceback_and_one_that_the_shell_ignores_stays_ignored(
+        slow_torch, line, ended_by):
+    """SIGINT comes before SIGTERM, which ends the others."""
+    process = in_a_shell(f"{line}; echo ended by $?")
+    number = int(process.stdout.readline())
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, stop)
+    last = process.communicate()[0].splitlines()[-1]
+    assert last == f"ended by {128 + ended_by}"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("program", ["$MINIRL --help", "$EVAL --help", "$EXPLORE --help"])
+def test_a_closed_stream_ends_no_program(program, closed):
+    process = in_a_shell(f"{program} {closed}; echo ended by $?")
+    said = process.communicate()[0]
+    assert said.endswith("ended by 0\n") and "NoneType" not in said
+
+
+@pytest.mark.parametrize("closed, number", [(">&-", 1), ("2>&-", 2), ("<&- >&- 2>&-", 1)])
+def test_what_goes_to_a_closed_stream_goes_into_no_file(tmp_path, monkeypatch, closed, number):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "program.py").write_text(f"""
+import os, subprocess, sys
+from parts.text import quiet_end
+with quiet_end(), open("log", "w") as log:
+    print("lost")
+    print("lost", file=sys.stderr)
+    os.write({number}, b"lost")  # as compiled code does
+    subprocess.run("echo lost >&{number}", shell=True, check=True)
+    log.write("kept")
+""")
+    assert in_a_shell(f"{sys.executable} program.py {closed}").wait() == 0
+    assert (tmp_path / "log").read_text() == "kept"

@@ -29,7 +29,7 @@ from models_small import one_layer
 from world import settle_flags, settled
 
 
-ABC = "2 questions, abc"
+ABC = dict(data="2 questions, abc")
 
 
 def test_what_may_change_cannot_change_what_the_logs_mean():
@@ -37,8 +37,7 @@ def test_what_may_change_cannot_change_what_the_logs_mean():
     assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
     assert RESUMABLE == {
         "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory",
-        "sleep", "engine_sequences", "micro_tokens", "log_groups", "report_to",
-        "train_anyway"}
+        "sleep", "engine_sequences", "micro_tokens", "log_groups", "report_to"}
 
 
 @pytest.mark.parametrize("flags", [
@@ -59,6 +58,42 @@ def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start
     assert again == replace(first, resume=True, lr=0.5)
     run_folder.note_start(run, settings_of(again), [], [], data=ABC)
     assert settle_flags(parse(named)) == again
+
+
+@pytest.mark.parametrize("flag", ["--reward", "--template"])
+def test_a_runs_folder_names_no_file_that_is_used(tmp_path, monkeypatch, capsys, flag):
+    """It may come from somebody else. Whoever resumes it names the file, which must be the same."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / ("r.py" if flag == "--reward" else "t.jinja")
+    file.write_text("open('owned', 'w')\ndef score(problem, answer): return 1.0\n")
+    named = f"{file}:score" if flag == "--reward" else str(file)
+    first = settle_flags(Config(name="mine", **{flag[2:]: named}))
+    run = Path("runs/mine")
+    run.mkdir(parents=True)
+    run_folder.note_start(run, settings_of(first), [], [], **ABC)
+    (run / "checkpoints/step-000001").mkdir(parents=True)
+    with pytest.raises(SystemExit) as ended:
+        parse(["--name", "mine", "--resume"])
+    assert ended.value.code == 2 and "resume it with the same" in capsys.readouterr().err
+    assert not Path("owned").exists()
+    again = parse(["--name", "mine", "--resume", flag, named])
+    run_folder.note_start(run, settings_of(settle_flags(again)), [], [], **ABC)
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(SystemExit, match=f"started with other contents of {flag[2:]}"):
+        run_folder.note_start(run, settings_of(settle_flags(again)), [], [], **ABC)
+
+
+@pytest.mark.parametrize("changed", ["data", "model", "end_tokens"])
+def test_a_run_goes_on_only_with_the_inputs_that_it_had(tmp_path, changed):
+    inputs = dict(data="2 questions, abc", model="f00d", end_tokens=[1, 2])
+    config = settings_of(settled())
+    run_folder.note_start(tmp_path, config, [], [], **inputs)
+    run_folder.note_start(tmp_path, config, [], [], **inputs)
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(SystemExit, match=f"other contents of {changed} .*put them back"):
+        run_folder.note_start(tmp_path, config, [], [], **inputs | {changed: [7]})
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert len(json.loads(before)["starts"]) == 2
 
 
 def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, monkeypatch):
@@ -191,7 +226,7 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
     save(tmp_path / "b", range(1, 8), learning, keep_every=3)
     assert names(tmp_path / "b") == ["step-000003", "step-000006", "step-000007"]
     save(tmp_path / "b", range(20, 22), learning, keep_every=7)  # another at a later start
-    assert names(tmp_path / "b")[:-2] == ["step-000003", "step-000006", "step-000007"]
+    assert names(tmp_path / "b") == ["step-000003", "step-000007", "step-000020", "step-000021"]
     save(tmp_path / "c", range(999_998, 1_000_001), learning)
     assert names(tmp_path / "c") == ["step-999999", "step-1000000"]  # by number, not as names
     assert run_folder.saved_so_far(tmp_path / "c") == (
@@ -282,6 +317,35 @@ def saved(learning, tmp_path_factory):
     return run_folder.save(run_in(tmp_path_factory.mktemp("saved"), learning, step=2))
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_whoever_may_read_the_folder_may_read_the_weights(tmp_path, learning, umask):
+    before = os.umask(umask)
+    try:
+        saved = run_folder.save(run_in(tmp_path, learning, step=2))
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o666 & ~umask}
+    assert (saved / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", [
+    "../victim", "{place}/victim", "config.json", "checkpoints/step-000002/optimizer.pt"])
+def test_a_name_inside_a_runs_files_cuts_no_other_file(tmp_path, learning, name):
+    """Not even one of the run's own."""
+    run = tmp_path / "run"
+    saved = run_folder.save(run_in(run, learning, step=2))
+    named = name.format(place=tmp_path)
+    for file in (tmp_path / "victim", run / "config.json", run / "metrics.jsonl"):
+        file.write_text("some text")
+    victim = (run / named).read_bytes()
+    state = json.loads((saved / "state.json").read_text())
+    sizes = {named: 0, "metrics.jsonl": 4}
+    (saved / "state.json").write_text(json.dumps(state | dict(logs=sizes)))
+    run_folder.restore(run_in(run, learning))
+    assert (run / named).read_bytes() == victim
+    assert (run / "metrics.jsonl").read_text() == "some"
+
+
 @given(st.sampled_from(["adapter_model.safetensors", "optimizer.pt", "state.json"]),
        st.none() | st.floats(0, 1, exclude_max=True))
 def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, saved, name, left):
@@ -316,7 +380,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, learning, file):
     sizes = {path.name: path.stat().st_size for path in first.iterdir()}
     assert sizes["adapter_config.json"] < sizes["adapter_model.safetensors"]
     assert sizes["adapter_model.safetensors"] < sizes["optimizer.pt"] - 100
-    said = "^Could not write the checkpoint of step 4 .*free some space.*; everything up to step 2"
+    said = "^Could not write .*step-000004 .*free some space; everything up to step 2"
     with pytest.raises(SystemExit, match=said), files_of_at_most(sizes[file] - 100):
         run_folder.save(run_in(tmp_path, learning, step=4))
     assert list((tmp_path / "checkpoints").iterdir()) == [first]

@@ -13,10 +13,10 @@ from explore import OF_TOKENS
 from minirl import Row, objective, train_step
 from models import make
 from parts.config import CLIPS, OBJECTIVES
-from parts.metrics import (group_row, no_verdicts, pieces, summarize, token_columns, watch,
-                           why_broken)
+from parts.files import append
+from parts.metrics import group_row, pieces, summarize, token_columns, warn, why_broken
 from parts.policy import START_SCALE
-from world import Words, ready, settled, silent
+from world import Words, ready, silent
 
 
 def group(rewards_of_rounds, **changes):
@@ -48,7 +48,7 @@ def test_the_first_round_is_not_the_whole_pool():
 
 
 def test_parts_of_the_reward_are_means_of_first_rounds_in_which_every_prompt_counts_once():
-    """An answer that lacks a part, also because the grader failed, counts 0 in its mean."""
+    """An answer that lacks a part counts 0 in its mean."""
     groups = [group([[1, 1], [1]]), group([[0, 1]]), group([[0]])]
     given = [[dict(a=1, b=0), dict(a=0, b=0.5), dict(a=9, c=9)], [{}, dict(a=1)], [{}]]
     for one, parts in zip(groups, given):
@@ -58,12 +58,9 @@ def test_parts_of_the_reward_are_means_of_first_rounds_in_which_every_prompt_cou
     assert found == {"reward/a": fmean([0.5, 0.5, 0]), "reward/b": fmean([0.25, 0, 0])}
 
 
-def test_where_the_draws_went():
-    pools = [[1] * right + [0] * (10 - right) for right in range(11)]
-    pools += [[0, 0], [0], [0, 0], [1], [1] * 31 + [0]]
-    row = summarize([group([pool]) for pool in pools])
-    assert row["spent_by_pass_rate"] == {
-        "none": 15, "0.0": 10, "0.2": 20, "0.4": 20, "0.6": 20, "0.8": 52, "all": 11}
+def test_an_answer_without_a_verdict_counts_for_no_mean():
+    row = summarize([group([[1, 0, math.nan], [1]]), group([[math.nan]])])
+    assert (row["reward_first_round"], row["reward_pool"], row["samples"]) == (0.5, 2 / 3, 5)
 
 
 def test_shares_of_prompts():
@@ -74,7 +71,7 @@ def test_shares_of_prompts():
     groups[0].weights = [1.0, 1.0]
     row = summarize(groups)
     assert row["unresolved"] == 4 / 8 and row["unresolved_too_few_correct"] == 1 / 8
-    assert row["unresolved_too_few_wrong"] == 2 / 8 and row["unresolved_out_of_budget"] == 1 / 8
+    assert row["unresolved_too_few_wrong"] == 2 / 8
     assert row["zero_signal"] == 7 / 8 and row["kept"] == 2 and row["reward_kept"] == 0.5
     assert row["verdicts"] == dict(correct=8, wrong=8)
     assert summarize([])["samples"] == 0 and "reward_pool" not in summarize([])
@@ -167,13 +164,17 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
     assert all("theta" in s for row in rows for s in row["pool"] if s.get("coefficient"))
 
 
-def test_an_update_that_is_not_finite_is_recorded_as_null():
+def test_an_update_that_is_not_finite_is_recorded_as_null(tmp_path):
     broken = torch.tensor([math.nan, math.inf, 0.25])
     row = Row(ids=[1, 2, 3, 4], prompt_length=1, mu_logprobs=[-1.0, -math.inf, -2.0],
               coefficient=1.0, old_logprobs=torch.zeros(3), theta_logprobs=broken,
               weight=broken, entropy=broken, mask=torch.tensor([1.0, 0.0, 1.0]))
-    line = json.dumps(token_columns(row, row.ids[1:], Words()))
-    found = json.loads(line, parse_constant=pytest.fail)
+    columns = token_columns(row, row.ids[1:], Words())
+    parts = {"reward": math.inf, "reward/a": -math.inf}
+    append(tmp_path / "log", dict(step=1, baseline=math.nan, pool=[columns | parts]))
+    line = json.loads((tmp_path / "log").read_text(), parse_constant=pytest.fail)
+    (found,) = line["pool"]
+    assert line["baseline"] is found["reward"] is found["reward/a"] is None
     assert found["theta"] == found["weight"] == found["entropy"] == [None, None, 0.25]
     assert found["mu"] == [-1.0, None, -2.0] and found["mask"] == "101"
 
@@ -199,106 +200,53 @@ def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-@pytest.mark.parametrize("status, failed, reward, said", [
-    ("unparseable", 100, "", ""), ("timeout", 2, "", ""),
-    ("timeout", 3, "", "the verifier gave no verdict on 3 of 100 answers, such as gold 'gold 0'"),
-    ("killed", 3, "", "the verifier gave no verdict on 3 of 100 answers, such as gold 'gold 0'"),
-    ("no_number", 3, "mine.py:f", "--reward gave no verdict on 3 of 100 answers, such as problem "
-     "'asked 0'")])
-def test_no_verdict_on_more_than_a_fiftieth_is_reported(status, failed, reward, said):
-    pool = [SimpleNamespace(status=status if i < failed else "wrong", why="because",
-                            rollout=SimpleNamespace(text=f"...{i}")) for i in range(100)]
-    groups = [SimpleNamespace(pool=pool[i:i + 50], problem=SimpleNamespace(
-        problem=f"asked {i}", answer="" if reward else f"gold {i}")) for i in (0, 50)]
-    found = no_verdicts(groups, reward)
-    assert found.startswith(said) and bool(found) == bool(said) == ("because" in found)
+def warned(capsys, step=2, rewards=(0, 0), status="wrong", why="", end="stop", **of_step) -> str:
+    """What is printed about a step in which one prompt had these answers."""
+    rollout = SimpleNamespace(text="so \\boxed{3}\x07", finish_reason=end, token_ids=[7])
+    statuses = status if isinstance(status, list) else [status] * len(rewards)
+    pool = [Sample(i, 0, rollout, reward, status, reward > 0.7, why)
+            for i, (reward, status) in enumerate(zip(rewards, statuses))]
+    groups = [Group(0, SimpleNamespace(answer="12\x1b[2J"), pool, outcome="resolved")]
+    warn(summarize(groups) | dict(step=step) | of_step, groups, None)
+    said = capsys.readouterr().out
+    assert all(line.isprintable() for line in said.splitlines())
+    return said
+
+
+def test_a_step_without_a_gradient_says_what_its_answers_are_like(capsys):
+    said = warned(capsys, 1, [0, 0, 0, 1], "no_box", end="length")
+    assert "Of 4 answers 100% are truncated, 100% have no box, and 25% are right" in said
+    assert r"the first is 'so \\boxed{3}\x07' (gold '12\x1b[2J')" in said
+    assert len(said.splitlines()) == 1
+    assert "0% are truncated, 0% have no box, and 0% are right: docs" in warned(capsys)
+    assert warned(capsys, loss=0.5) == ""
+
+
+def test_tokens_of_which_few_count_are_reported(capsys):
+    assert "effective sample size of the trained tokens is 20%" in warned(
+        capsys, loss=0.5, weight_ess=0.2)
+    assert warned(capsys, loss=0.5, weight_ess=0.3) == ""
+
+
+@pytest.mark.parametrize("status, failed, said", [
+    ("timeout", 2, ""), ("timeout", 3, "WARNING, step 2: 3 of 100 answers got no verdict"),
+    ("unparseable", 100, ""), ("killed", 100, "{3}\\x07': killed, because"),
+    ("no_number", 3, "no_number")])
+def test_answers_without_a_verdict_are_reported(capsys, status, failed, said):
+    statuses = [status] * failed + ["wrong"] * (100 - failed)
+    found = warned(capsys, rewards=[0] * 100, status=statuses, why="because", loss=0.5)
+    assert said in found and bool(said) == bool(found)
 
 
 @pytest.mark.parametrize("scale, loss, ends", [
-    (None, math.nan, "a lower --lr."), (0.5, 1.0, "in another --dtype)."),
-    (START_SCALE, math.nan, "in another --dtype)."), (START_SCALE, 1.0, "")])
+    (None, math.nan, True), (0.5, 1.0, True), (START_SCALE, math.nan, True),
+    (START_SCALE, 1.0, False)])
 def test_only_broken_steps_in_a_row_end_a_run(scale, loss, ends):
-    """No overflow of float16, which lowers the scale: but one of no scale, or of the loss."""
+    """An overflow of float16, which lowers the scale, does not. One of no scale or of loss does."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
     history, said = [], []
     for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):
         history.append(dict(step=step, skipped_steps=skipped, loss=loss))
         said.append(why_broken(history, scaler))
-    assert said[:5] == [""] * 5 and said[5].endswith(ends) and bool(said[5]) == bool(ends)
+    assert said[:5] == [""] * 5 and bool(said[5]) == ends
     assert not ends or "3 steps in a row" in said[5] and "up to step 6" in said[5]
-
-
-# What a step's answers are like: rewards, status, why they end.
-ODD = dict(e=([0, 1], "wrong", "stop"), S=([0, 0], "wrong", "stop"), c=([0, 1], "wrong", "length"),
-           C=([0, 0], "wrong", "length"))
-
-
-def watched(step, rewards, status, end, learnt, skipped=0, ess=1.0, **settings):
-    """What `watch` says of a step with these answers, after `learnt` optimizer steps."""
-    rollout = SimpleNamespace(text="so \\boxed{3}\x07", finish_reason=end, token_ids=[7])
-    pool = [Sample(i, 0, rollout, reward, status) for i, reward in enumerate(rewards)]
-    problem = SimpleNamespace(answer="12\x1b[2J", problem="?")
-    groups = [Group(0, problem, pool, outcome="resolved")]
-    run = SimpleNamespace(config=settled(max_tokens=64, **settings),
-                          policy=SimpleNamespace(loss_scale=torch.amp.GradScaler("cpu")),
-                          schedule=SimpleNamespace(last_epoch=learnt))
-    row = summarize(groups) | dict(step=step, skipped_steps=skipped, loss=0.0, weight_ess=ess)
-    run.history = [row]
-    return watch(groups, run.history, run)
-
-
-@pytest.mark.parametrize("rewards, status, settings, causes", [
-    ([0] * 9, "no_box", {}, ["9 of 9 answers have no \\boxed{}", "--template"]),
-    ([0] * 9, "timeout", {}, ["the verifier gave no verdict on 9 of 9 answers", "timeout"]),
-    ([0.1, 0.2], "scored", dict(reward="own.py:f"),
-     ["(0.1 to 0.2) are on one side of --threshold 0.7", "a threshold between them"]),
-    ([0.8, 0.9, 1], "scored", dict(reward="own.py:f"), ["are on one side"]),
-    ([0.1, 0.9], "scored", dict(reward="own.py:f"), ["no prompt has enough"]),
-    ([0.1, 0.2], "scored", dict(reward="own.py:f", sampler="uniform"), ["no prompt has enough"]),
-    ([0.1, 0.2], "scored", dict(reward="own.py:f", sampler="uniform", weighting="log"),
-     ["are on one side"]),  # rows are weighted by right and wrong
-    ([2, 2], "scored", dict(reward="own.py:f"), ["the same reward, 2: look into --reward"]),
-    ([1, 1], "correct", {}, ["the same reward, 1: ", "gold", "easier or harder problems"]),
-    ([0, 1], "wrong", {}, ["no prompt has enough right and wrong answers: sample more", "--M"]),
-    ([0, 1], "wrong", dict(drop_unresolved=True), ["or leave out --drop-unresolved"])])
-def test_a_run_that_cannot_learn_ends_with_an_answer_and_its_likely_cause(
-        capsys, rewards, status, settings, causes):
-    why = watched(3, rewards, status, "stop", 0, **settings)
-    assert all(cause in why for cause in causes), why
-    assert "after step 3" in why and why.endswith("anyway: --resume --train-anyway.")
-    out = capsys.readouterr().out
-    assert "\\boxed{3}" in out and not {"\x1b", "\x07"} & set(out) and status in out
-
-
-@pytest.mark.parametrize("looks, last", [
-    ("SSS", 3), ("eSSSS", None), ("SeSSSS", None), ("SSeSSS", None), ("C", 1), ("SC", 2),
-    ("eC", None), ("cSSSS", None)])
-def test_silence_has_to_last_and_a_step_of_the_optimizer_is_hope(looks, last):
-    """Silent steps in capitals; c: answers mostly cut off, as SmolLM2's at first."""
-    learnt = 0
-    for step, look in enumerate(looks, 1):
-        learnt += look.islower()
-        why = watched(step, *ODD[look], learnt)
-        assert bool(why) == (step == last)
-        if why:
-            return
-    assert last is None
-
-
-def test_what_costs_a_run_much_is_warned_of_and_whoever_wants_to_go_on_does(capsys):
-    assert not watched(1, *ODD["c"], 1)
-    assert "--max-tokens 64 truncates 100%" in capsys.readouterr().out
-    assert not watched(2, *ODD["c"], 2) and capsys.readouterr().out == ""
-    assert not watched(2, [0.1, 0.2], "scored", "stop", 2, reward="own.py:f")
-    assert "WARNING, step 2: all rewards (0.1 to 0.2)" in capsys.readouterr().out
-    assert not watched(2, [0.1, 0.9], "raised", "stop", 2, reward="own.py:f")
-    assert "WARNING, step 2: --reward gave no verdict on 2 of 2" in capsys.readouterr().out
-    for ess in (0.2, 0.3):  # with weights of which few count
-        assert not watched(3, *ODD["e"], 3, ess=ess)
-        assert ("WARNING, step 3: the effective sample size of the" in capsys.readouterr().out
-                ) == (ess < 0.3)
-    for mini_batches, remedy in ((1, "a higher precision"), (4, "use fewer --mini-batches")):
-        watched(3, *ODD["e"], 3, ess=0.2, mini_batches=mini_batches)
-        assert remedy in capsys.readouterr().out
-    assert not watched(9, *ODD["C"], 0, train_anyway=True)
-    assert not watched(9, *ODD["S"], 0, skipped=1)  # float16: the loss scale settles

@@ -19,7 +19,7 @@ from world import difference
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHORT = ("--model", SMOLLM, "--name", "short", "--steps", 2, "--batch-prompts", 2, "--N", 1,
          "--max-tokens", 16, "--eval-questions", 2, "--eval-k", 2,
-         "--warmup-steps", 1, "--train-anyway")
+         "--warmup-steps", 1)
 QUICK_PROBE = "from parts import probe; probe.TOKENS = 1"  # a single text
 
 
