@@ -263,8 +263,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def require_same_protocol(file: Path, protocol: dict) -> None:
     """Store what the scores depend on. SystemExit if an evaluation with another is there."""
-    if not file.exists() and file.with_name("eval.jsonl").exists():
-        raise SystemExit(f"{shown(file.parent)} is a run: name another folder by --out.")
+    others = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
+    if others and not file.exists():
+        raise SystemExit(f"{shown(file.parent)} holds something else than an evaluation: name "
+                         "another folder by --out.")
     stored = read_json(file) if file.exists() else protocol
     free = ("out", "base", "engine_memory", "engine_sequences")
     changed = [key for key in protocol if key not in free and protocol[key] != stored.get(key)]
