@@ -90,36 +90,23 @@ def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
         kept = {key: value for key, value in config if key not in SAME_BUT_SEED}
         same = json.dumps(kept, sort_keys=True) if kept else run["name"]
         groups.setdefault(same, []).append(run)
-    return {literal(same[0]["name"]) + f" (mean of {len(same)})" * (len(same) > 1): same
-            for same in groups.values()}
+    return {label_of(same): same for same in groups.values()}
+
+
+def label_of(same: list[dict]) -> str:
+    name = literal(same[0]["name"])
+    return f"{name} (mean of {len(same)})" if len(same) > 1 else name
 
 
 def numbers(runs: list[dict], data: str | None) -> list[str]:
-    """Lines with each run's first and last evaluation on `data`, and the mean of a shared curve."""
-    said, last = [], {}
+    """A line with each run's last evaluation on `data`."""
+    said = []
     for run in runs:
         evals = [row for row in run["evals"] if row.get("data") == data and INTERVAL <= row.keys()]
-        name, unit = shown(run["name"]), unit_of(run["config"].get("reward"))
-        if not evals:
-            said.append(f"{name}: no evaluation on {shown(data)}")
-            continue
-        last[run["name"]] = evals[-1]["avg"]
-        for row in (evals[0], evals[-1])[:len(evals)]:
-            said.append(f"{name}: {interval(row, unit)} at step {row['step']}{cost_of(row)}")
-    for label, same in group_by_seed(runs).items():
-        found = [last[run["name"]] for run in same if run["name"] in last]
-        if len(found) > 1:
-            mean, unit = sum(found) / len(found), unit_of(same[0]["config"].get("reward"))
-            said.append(f"{label}: {mean:{unit}} in their last evaluations")
+        unit = unit_of(run["config"].get("reward"))
+        last = f"{interval(evals[-1], unit)} at step {evals[-1]['step']}" if evals else ""
+        said.append(f"{shown(run['name'])}: {last or f'no evaluation on {shown(data)}'}")
     return said
-
-
-def cost_of(row: dict) -> str:
-    """In words, the cost of a run before an evaluation; "" before its first step."""
-    if not row["step"] or not COSTS.keys() <= row.keys():
-        return ""
-    return (f", after {row['samples_total']:,} answers, {row['tokens_total']:,} tokens and "
-            f"{row['seconds_total']:,.0f} s of training")
 
 
 def draw_comparison(asked: list, out: str | Path) -> Path:

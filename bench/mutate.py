@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "runs", "__pycache__", ".pytest_cache")
@@ -56,25 +55,18 @@ def mutate(place: Path, mutant: dict) -> str:
 
 
 # ------------------------------------------------------------------------------- tests in a fork
-def failing(place: Path, asked: str) -> str:
-    """The first of these tests that fails in the copy; `asked` if they cannot start; "" if none.
-
-    asked: the id of a test, or of a function (with all parameters).
-    """
-    last = place.with_suffix(".last")  # the test that was started last: with -x, the failing one
-    last.write_text(asked, encoding="utf-8")
-    noting = SimpleNamespace(pytest_runtest_logstart=lambda nodeid: last.write_text(nodeid))
+def passes(place: Path, test: str) -> bool:
+    """Whether a test, or a function of tests with all its parameters, passes in the copy."""
     if not (child := os.fork()):
-        be_pytest(place, asked, plugin=noting)
+        be_pytest(place, test)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests have left
-    passed = os.waitstatus_to_exitcode(status) == 0
-    return "" if passed else last.read_text(encoding="utf-8")
+    return os.waitstatus_to_exitcode(status) == 0
 
 
-def be_pytest(place: Path, asked: str, plugin) -> None:
-    """In the fork: forget the project's modules, take the copy's, and end as their tests do."""
+def be_pytest(place: Path, test: str) -> None:
+    """In the fork: forget the project's modules, take the copy's, and end as the test does."""
     import pytest
 
     code = 99
@@ -93,39 +85,36 @@ def be_pytest(place: Path, asked: str, plugin) -> None:
         end = int(time.process_time()) + LIMIT
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
         signal.alarm(WAITING * LIMIT)
-        code = pytest.main([asked, "-q", "-x", "--rootdir=.", "-p", "no:cacheprovider"],
-                           plugins=[plugin])
+        code = pytest.main([test, "-q", "-x", "--rootdir=.", "-p", "no:cacheprovider"])
     finally:
         os._exit(code)
 
 
-# ------------------------------------------------------------------------------ which test kills
-@functools.cache
-def is_sound(place: Path, test: str) -> bool:
-    """Whether a test passes where nothing is broken."""
-    return not failing(place, test)
+is_sound = functools.cache(passes)  # in the copy while nothing is broken
 
 
-def killer(place: Path, mutant: dict) -> str:
-    """The named test that fails on the broken code, if it passes on the original; or ""."""
+def is_killed(place: Path, mutant: dict) -> bool:
+    """Whether the named test fails on the broken code and passes on the original."""
     before = mutate(place, mutant)
-    test = failing(place, mutant["test"])
+    passed = passes(place, mutant["test"])
     (place / mutant["file"]).write_text(before, encoding="utf-8")
-    if test and not is_sound(place, test):
-        print(f"on the original code this fails too: {test}")
-        return ""
-    return test
+    if passed:
+        return False
+    if not is_sound(place, mutant["test"]):
+        print(f"on the original code this fails too: {mutant['test']}")
+        return False
+    return True
 
 
 def try_all(mutants: list[dict]):
-    """Yields for each mutant the test that kills it, or ""."""
+    """Yields for each mutant whether its test kills it."""
     warm_up()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder  # what the forks leave goes with it
         place = Path(folder, "copy")
         shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for mutant in mutants:
-            yield killer(place, mutant)
+            yield is_killed(place, mutant)
 
 
 # ------------------------------------------------------------------------------------ where it is
@@ -179,9 +168,10 @@ def main() -> None:
     tried = [mutant for mutant in present if mutant and "equivalent" not in mutant
              and args.only in ("", Path(mutant["file"]).stem)]
     survived = []
-    for mutant, test in zip(tried, [] if args.prune else try_all(tried)):
-        print(f"{mutant['file']}: {mutant['why']}: {test or 'SURVIVED'}", flush=True)
-        survived += [] if test else [mutant]
+    for mutant, killed in zip(tried, [] if args.prune else try_all(tried)):
+        word = mutant["test"] if killed else "SURVIVED"
+        print(f"{mutant['file']}: {mutant['why']}: {word}", flush=True)
+        survived += [] if killed else [mutant]
     for word, those in (("survived", survived), ("its line or its test is gone", lost)):
         for mutant in those:
             print(f"{mutant['file']}: {mutant['why']}: {word}\n"

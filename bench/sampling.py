@@ -56,8 +56,11 @@ def tuned(lines, arms, seeds, regime: str, draws: int, label: str = "") -> str:
 
 def accuracy(cost: str, budget: float):
     """A cell: mean and interval, if all of an arm's runs have spent so much."""
-    return lambda mine: shown([at(line, cost, budget) for line in mine]) if all(
-        line["evals"][-1][cost] >= budget for line in mine) else ""
+    def cell(mine):
+        there = all(line["evals"][-1][cost] >= budget for line in mine)
+        return shown([at(line, cost, budget) for line in mine]) if there else ""
+
+    return cell
 
 
 def rate(mine: list[dict]) -> str:
@@ -66,8 +69,11 @@ def rate(mine: list[dict]) -> str:
 
 def lost(draws: int):
     """A cell: how many runs are below their first accuracy after `draws` answers."""
-    return lambda mine: "{} of {}".format(
-        sum(is_lost(line, at(line, "samples", draws)) for line in mine), len(mine))
+    def cell(mine):
+        runs = [line for line in mine if is_lost(line, at(line, "samples", draws))]
+        return f"{len(runs)} of {len(mine)}"
+
+    return cell
 
 
 def gap(lines, first: str, second: str, cost: str, budget: float, **how) -> str:
@@ -80,8 +86,8 @@ def draw(pictures: dict, lines: list[dict], name: str) -> None:
     """Accuracy against what was spent."""
     for about, (size, regime, arms, seeds, axes) in pictures.items():
         found = by_arm(lines, arms, seeds, regime=regime)
-        columns = {f"against {COSTS[cost]}" * (len(axes) > 1): (COSTS[cost], (cost, most), found)
-                   for cost, most in axes.items()}
+        columns = {f"against {COSTS[cost]}" if len(axes) > 1 else "": (
+            COSTS[cost], (cost, most), found) for cost, most in axes.items()}
         path = store.RESULTS / f"{name}{about}.png"
         picture(path, size, {"held-out avg@8": curve}, columns, COLORS)
 
@@ -264,7 +270,7 @@ def one_run(seed: int):
     def cell(mine):
         line, = of(mine, [seed])
         end, best = at(line, "samples", PRIMARY), max(row["avg"] for row in line["evals"])
-        return f"{end:.1%}" + f" (best {best:.1%})" * is_lost(line, end)
+        return f"{end:.1%} (best {best:.1%})" if is_lost(line, end) else f"{end:.1%}"
 
     return cell
 

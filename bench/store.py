@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist, mean, stdev
 
@@ -93,21 +92,16 @@ def by_arm(lines: list[dict], arms, seeds=None, **wanted) -> dict[str, list]:
 
 
 def spent(folder: Path, metrics: list[dict]):
-    """Yields a row for each evaluation.
+    """Yields a row for each evaluation, on one set of problems.
 
-    avg: of several held-out sets the mean. engine_steps: of the sampling; trained: response tokens
-    of samples with a coefficient.
+    engine_steps: of the sampling; trained: response tokens of samples with a coefficient.
     """
-    for step, sets in groupby(read_rows(folder / "eval.jsonl"), lambda row: row["step"]):
-        row, *others = sets
-        past = [each for each in metrics if each["step"] <= step]
-        every = {one["data"]: one["avg"] for one in (row, *others)} if others else {}
-        yield dict(step=step, avg=mean(every.values()) if every else row["avg"],
-                   samples=row["samples_total"], tokens=row["tokens_total"],
-                   seconds=row["seconds_total"],
+    for row in read_rows(folder / "eval.jsonl"):
+        past = [each for each in metrics if each["step"] <= row["step"]]
+        yield dict(step=row["step"], avg=row["avg"], samples=row["samples_total"],
+                   tokens=row["tokens_total"], seconds=row["seconds_total"],
                    engine_steps=sum(step["engine_steps"] for step in past),
-                   trained=sum(step.get("tokens_trained", 0) for step in past),
-                   **(dict(sets=every) if every else {}))
+                   trained=sum(step.get("tokens_trained", 0) for step in past))
 
 
 # ----------------------------------------------------------------------------------------- measures

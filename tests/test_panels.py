@@ -135,23 +135,16 @@ def test_seeds_share_a_line_and_names_are_drawn_as_they_are():
         "a/mine", r"b/a\$\frac\$", "b/mine", "bal-seed10 (mean of 2)", " _bare"]
 
 
-def test_the_numbers_behind_the_curves_are_printed():
-    """Of each run, and the mean of those that differ in the seed alone."""
-    first = dict(step=0, data="builtin", avg=0.23, ci_low=0.2, ci_high=0.26, samples_total=0)
-    last = first | dict(step=20, avg=0.581, ci_low=0.51, ci_high=0.65, samples_total=8760,
-                        tokens_total=412345, seconds_total=37.4)
-    other = last | dict(avg=0.5)
+def test_the_last_number_of_each_curve_is_printed():
+    first = dict(step=0, data="builtin", avg=0.23, ci_low=0.2, ci_high=0.26)
+    last = first | dict(step=20, avg=0.581, ci_low=0.51, ci_high=0.65)
     runs = [dict(name=f"runs/{name}", config=config, evals=evals) for name, config, evals in (
-        ("a0", dict(seed=0, lr=1), [first, last]), ("a1", dict(seed=1, lr=1), [other]),
+        ("a0", dict(seed=0, lr=1), [first, last]),
         ("own", dict(reward="mine.py:score"), [first | dict(avg=-2.5)]),
         ("new", {}, [first | dict(data="other")]))]
-    cost = "after 8,760 answers, 412,345 tokens and 37 s of training"
     assert compare.numbers(runs, "builtin") == [
-        "runs/a0: 23.0% [20.0%, 26.0%] at step 0",
-        f"runs/a0: 58.1% [51.0%, 65.0%] at step 20, {cost}",
-        f"runs/a1: 50.0% [51.0%, 65.0%] at step 20, {cost}",
-        "runs/own: -2.5 [0.2, 0.26] at step 0", "runs/new: no evaluation on builtin",
-        "runs/a0 (mean of 2): 54.0% in their last evaluations"]
+        "runs/a0: 58.1% [51.0%, 65.0%] at step 20", "runs/own: -2.5 [0.2, 0.26] at step 0",
+        "runs/new: no evaluation on builtin"]
 
 
 @pytest.mark.parametrize("one, other, said", [

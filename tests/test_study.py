@@ -127,18 +127,18 @@ def test_minirl_takes_the_flags_of_the_planned_runs_and_the_plan_names_them(name
 
 
 # ---------------------------------------------------------------------------- what is kept of a run
-def test_several_held_out_sets_count_by_their_mean(tmp_path):
+def test_a_run_is_kept_with_what_it_had_spent(tmp_path):
     spent = dict(tokens_total=9, seconds_total=2.0)
-    append(tmp_path / "metrics.jsonl",
-           dict(step=1, samples_total=10, engine_steps=7, tokens_trained=3, zero_signal=0.5))
+    step = dict(engine_steps=7, zero_signal=0.5, others=1)
+    append(tmp_path / "metrics.jsonl", dict(step=1, **step),
+           dict(step=2, tokens_trained=3, **step), dict(step=3, tokens_trained=3, **step))
     append(tmp_path / "eval.jsonl", *(
-        dict(step=step, data=data, avg=avg, samples_total=10 * step, **spent)
-        for step in (0, 1) for data, avg in (("words", 0.5), ("svamp", 0.1))))
+        dict(step=i, avg=0.1 * i, samples_total=10 * i, **spent) for i in (0, 2)))
     kept = store.keep(("zero_signal",), tmp_path)
-    assert kept["metrics"] == {"zero_signal": [0.5]} and kept["evals"]["samples"] == [0, 10]
-    assert kept["evals"]["engine_steps"] == [0, 7] and kept["evals"]["trained"] == [0, 3]
-    assert kept["evals"]["avg"] == [0.3, 0.3]
-    assert kept["evals"]["sets"][1] == dict(words=0.5, svamp=0.1)
+    assert kept["metrics"] == {"zero_signal": [0.5] * 3}
+    assert kept["evals"] == dict(
+        step=[0, 2], avg=[0.0, 0.2], samples=[0, 20], tokens=[9, 9], seconds=[2.0, 2.0],
+        engine_steps=[0, 14], trained=[0, 3])
 
 
 # --------------------------------------------------------------------------------------- statistics
