@@ -1,6 +1,7 @@
 """Draws the panels of a run's curves from its logs to curves.png. page.html has the same panels."""
 import itertools
 import math
+import os
 import re
 from pathlib import Path
 
@@ -48,11 +49,23 @@ PANELS = (
 )
 
 
-def panels_of(rows: list[dict]) -> list[tuple]:
-    """PANELS with a line per part of the reward; without this panel if there are no two parts."""
-    parts = {key: key.removeprefix(PART) for row in rows for key in row if key.startswith(PART)}
-    return [(*panel[:3], parts) if panel[0] == "parts" else panel for panel in PANELS
-            if panel[0] != "parts" or len(parts) > 1]
+def panels_of(runs: list[dict]) -> list[tuple]:
+    """The panels for which something was logged. Parts of the reward have one if there are several.
+
+    Panels of kind "off-policy" are left out if no token is masked and all importance weights are 1
+    except for rounding, as with one mini-batch in float32. Then all their lines are flat.
+    """
+    rows = [row for run in runs for row in run["metrics"]]
+    logged = dict.fromkeys(key for row in rows for key in row)
+    parts = {key: key.removeprefix(PART) for key in logged if key.startswith(PART)}
+    on_policy = all(row.get("weight_max", 1) - row.get("weight_min", 1) < 0.01
+                    and not row.get("clipped_positive") and not row.get("clipped_negative")
+                    for row in rows)
+    wanted = dict(accuracy=any(run["evals"] for run in runs), parts=len(parts) > 1)
+    wanted["off-policy"] = not on_policy
+    panels = [(*panel[:3], parts if panel[0] == "parts" else panel[3]) for panel in PANELS]
+    return [panel for panel in panels if wanted.get(panel[0], True)
+            and (panel[0] == "accuracy" or logged.keys() & panel[3])]
 
 
 def smoothing_reach(steps: int) -> int:
@@ -72,24 +85,19 @@ def read_run(folder: str | Path) -> dict:
     return dict(name=folder.resolve().name, config=config, metrics=metrics, evals=evals)
 
 
-def drawn_rows(path: Path) -> list[dict]:
-    """The numbers and the data set of each row of a log. Broken lines are left out."""
+def drawn_rows(log: Path) -> list[dict]:
+    """The numbers and the data set of each row of a log. What was not finite is null, and missing.
+    """
     return [{key: value for key, value in row.items()
-             if is_number(value) or key == "data" and isinstance(value, str)}
-            | shares(row.get("verdicts"))
-            for row in read_rows(path) if is_number(row["step"])]
+             if isinstance(value, int | float) or key == "data"} | shares(row.get("verdicts"))
+            for row in read_rows(log)]
 
 
-def is_number(value) -> bool:
-    """Whether a value can be plotted. NaN cannot, nor can an integer larger than every float."""
-    return isinstance(value, int | float) and abs(value) < 1e300
-
-
-def shares(counts) -> dict:
+def shares(counts: dict | None) -> dict:
     """The shares of no_box and of no verdict in a step. `counts` has statuses that occurred."""
-    if not counts or not isinstance(counts, dict) or not all(map(is_number, counts.values())):
+    if not counts:
         return {}
-    total = max(1, sum(counts.values()))
+    total = sum(counts.values())
     failed = sum(counts.get(status, 0) for status in NO_VERDICT)
     return dict(share_no_box=counts.get("no_box", 0) / total, share_no_verdict=failed / total)
 
@@ -97,31 +105,42 @@ def shares(counts) -> dict:
 def what_differs(runs: list[dict]) -> list[str]:
     """A sentence for each difference (rewards, held-out problems) that forbids a comparison."""
     rewards = {run["config"].get("reward") or "math-verify" for run in runs}
-    problems = {measured_on(run) for run in runs} - {""}
+    problems = {held_out_of(run) for run in runs if run["evals"]}
     return [f"The runs have different {kind} ({shown('; '.join(sorted(names)))}): do not compare "
             "their curves."
             for kind, names in (("rewards", rewards), ("held-out problems", problems))
             if len(names) > 1]
 
 
-def measured_on(run: dict) -> str:
+def held_out_of(run: dict) -> str:
     """The held-out sets, such as `gsm8k (100)`; a share of the run's data is named by this data."""
-    names = set()
-    for row in run["evals"]:
-        name, count = row.get("data", ""), row.get("questions")
-        if name == "held-out":
-            name = f"held out of {run['config'].get('data')}"
-        names.add(f"{name} ({count})" if name and count else name)
-    return ", ".join(sorted(names - {""}))
+    own = f"held out of {run['config']['data']}"
+    sets = {(row["data"], row["questions"]) for row in run["evals"]}
+    return ", ".join(sorted(
+        f"{own if name == 'held-out' else name} ({count})" for name, count in sets))
 
 
 # ----------------------------------------------------------------------------------------- drawing
-def draw_run(run_dir: str | Path) -> Path:
-    """Draw all panels of a run into `curves.png` in its folder, also while it runs."""
+def draw_run(folder: Path) -> None:
+    """Draw `curves.png` in the folder of a run, also while it runs.
+
+    If this fails, it prints one line, because a picture must not end a night of training.
+    """
+    # A notebook names a backend for its children that they may lack, and matplotlib refuses it.
+    os.environ["MPLBACKEND"] = "agg"
+    try:
+        figure = figure_of(read_run(folder))
+        with replacing(folder / "curves.png") as writing:  # so nobody opens an incomplete file
+            figure.savefig(writing, dpi=110, format="png")
+    except Exception as error:  # of the disk, of a font, of matplotlib
+        print(f"curves.png could not be drawn: {shown(error)}")
+
+
+def figure_of(run: dict):
+    """A figure of all panels of a run."""
     from matplotlib.figure import Figure  # without pyplot, which may need a display
 
-    run = read_run(run_dir)
-    panels = panels_with_data(run)
+    panels = panels_of([run])
     columns = 4 if len(panels) <= 12 else 5
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(4.7 * columns, 3.8 * rows + 0.6), layout="constrained")
@@ -136,26 +155,7 @@ def draw_run(run_dir: str | Path) -> Path:
     names = [run["name"], *(run["config"].get(key) for key in ("model", "data"))]
     about = " · ".join(literal(name) for name in names if name)
     figure.suptitle(about + "      (faint: every step, bold: moving mean)", fontsize=12)
-    out = Path(run_dir) / "curves.png"
-    with replacing(out) as writing:  # so that nobody opens an incomplete file
-        figure.savefig(writing, dpi=110, format="png")
-    return out
-
-
-def panels_with_data(run: dict) -> list[tuple]:
-    """The panels for which something was logged.
-
-    Panels of kind "off-policy" are left out if no token is masked and all importance weights are 1
-    except for rounding, as with one mini-batch in float32. Then all their lines are flat.
-    """
-    rows = run["metrics"]
-    logged = {key for row in rows for key in row}
-    on_policy = all(row.get("weight_max", 1) - row.get("weight_min", 1) < 0.01
-                    and not row.get("clipped_positive") and not row.get("clipped_negative")
-                    for row in rows)
-    return [panel for panel in panels_of(rows)
-            if (run["evals"] if panel[0] == "accuracy" else logged & set(panel[3]))
-            and not (on_policy and panel[0] == "off-policy")]
+    return figure
 
 
 def draw_lines(ax, rows, keys, log_scale=False) -> None:
@@ -175,18 +175,16 @@ def draw_lines(ax, rows, keys, log_scale=False) -> None:
 
 def draw_accuracy(ax, evals) -> None:
     """One line per data set with its interval. The dotted line is its first value."""
-    sets = dict.fromkeys(row.get("data") for row in evals)
+    sets = dict.fromkeys(row["data"] for row in evals)
     for color, data in zip(itertools.cycle(COLORS), sets):
-        rows = [row for row in evals if row.get("data") == data]
+        rows = [row for row in evals if row["data"] == data]
         xs, ys = series(rows, "avg")
-        if xs:
-            label = f"{literal(data)}, avg@{rows[0].get('k', '?')}: {ys[0]:.2f} → {ys[-1]:.2f}"
-            ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
-            if xs[0] == 0:  # not with --no-eval-first
-                ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
-            rows = [row for row in rows if "ci_low" in row and "ci_high" in row]
-            (xs, low), (_, high) = series(rows, "ci_low"), series(rows, "ci_high")
-            ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+        label = f"{literal(data)}, avg@{rows[0]['k']}: {ys[0]:.2f} → {ys[-1]:.2f}"
+        ax.plot(xs, ys, color=color, linewidth=1.8, marker="o", markersize=4, label=label)
+        if xs[0] == 0:  # not with --no-eval-first
+            ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
+        low, high = series(rows, "ci_low")[1], series(rows, "ci_high")[1]
+        ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
     ax.set_ylim(bottom=min(0, ax.dataLim.y0))
 
 

@@ -8,37 +8,32 @@ from dataclasses import fields, replace
 
 from ada_sampler import (RULES, Group, Sample, SamplerConfig, exit_test, fill_missing,
                          set_advantages)
-from explorer.panels import is_number
 from parts.grader import NO_VERDICT
 
 
-def add_to(run: dict, sizes: dict | None = None) -> None:
+def add_to(run: dict, sizes: dict) -> None:
     """Add to a run the result of each rule for its prompts. `sizes` may replace its n, M, N.
 
     run["rule"]      the run's rule, in numbers; None if it cannot be replayed
     run["what_if"]   the sizes; for each rule why ada_sampler.py refuses them, or ""
     group["what_if"] {rule: the result of `replayed`}
     """
-    recorded = sampler_settings(run["config"])
-    rules = [name for name in RULES if not replace(recorded, sampler=name).rule.allocates]
-    run["rule"] = recorded.rule._asdict() if recorded.sampler in rules else None
-    sizes = {size: getattr(recorded, size) for size in ("n", "M", "N")} | (sizes or {})
-    configs = {name: sampler_settings(run["config"] | sizes | dict(sampler=name)) for name in rules}
+    names = {one.name for one in fields(SamplerConfig)} & run["config"].keys()
+    recorded = SamplerConfig(**{name: run["config"][name] for name in names})
+    other = replace(recorded, **sizes)
+    configs = {name: replace(other, sampler=name) for name in RULES}
+    configs = {name: config for name, config in configs.items() if not config.rule.allocates}
     refused = {name: refusal(config) for name, config in configs.items()}
-    run["what_if"] = dict(sizes=sizes, rules=refused)
+    run["rule"] = recorded.rule._asdict() if recorded.sampler in configs else None
+    run["what_if"] = dict(sizes=dict(n=other.n, M=other.M, N=other.N), rules=refused)
     for group in run["groups"]:
         fates = {name: replayed(group["pool"], config) for name, config in configs.items()
                  if not refused[name]}
         group["what_if"] = {name: fate for name, fate in fates.items() if fate}
 
 
-def sampler_settings(config: dict) -> SamplerConfig:
-    """The sampler's settings of a run, with defaults for missing or damaged ones."""
-    return SamplerConfig(**{one.name: config[one.name] for one in fields(SamplerConfig)
-                            if type(config.get(one.name)) is type(one.default)})
-
-
 def refusal(config: SamplerConfig) -> str:
+    """Why the sampler cannot work with these settings, or ""."""
     try:
         config.validate()
     except ValueError as reason:
@@ -72,8 +67,7 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
 
 def as_sample(index: int, logged: dict, config: SamplerConfig) -> Sample:
     """The sample of a log's row, which has the reward that the run used after `fill_missing`."""
-    status, reward = logged.get("status"), logged.get("reward")
-    judged = status is not None and status not in NO_VERDICT
-    reward = reward if is_number(reward) else math.nan
+    judged = logged["status"] is not None and logged["status"] not in NO_VERDICT
+    reward = math.nan if logged["reward"] is None else logged["reward"]
     return Sample(index=index, round=0, reward=reward,
                   correct=judged and reward > config.threshold)
