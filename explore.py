@@ -73,7 +73,7 @@ def main(config: PageConfig) -> None:
     megabytes = len(page) / 1e6
     print(f"{file} ({megabytes:.1f} MB): open it in a browser")
     if megabytes > LARGE:
-        print("A browser opens so large a page slowly. --steps 1 50 and --groups 2 make it smaller.")
+        print("Browsers open so large a page slowly. --steps 1 50 --groups 2 makes it smaller.")
 
 
 # ------------------------------------------------------------------------------ the data

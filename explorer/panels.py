@@ -58,11 +58,11 @@ def panels_of(runs: list[dict]) -> list[tuple]:
     rows = [row for run in runs for row in run["metrics"]]
     logged = dict.fromkeys(key for row in rows for key in row)
     parts = {key: key.removeprefix(PART) for key in logged if key.startswith(PART)}
-    on_policy = all(row.get("weight_max", 1) - row.get("weight_min", 1) < 0.01
-                    and not row.get("clipped_positive") and not row.get("clipped_negative")
-                    for row in rows)
-    wanted = dict(accuracy=any(run["evals"] for run in runs), parts=len(parts) > 1)
-    wanted["off-policy"] = not on_policy
+    off_policy = any(row.get("weight_max", 1) - row.get("weight_min", 1) >= 0.01
+                     or row.get("clipped_positive") or row.get("clipped_negative")
+                     for row in rows)
+    evaluated = any(run["evals"] for run in runs)
+    wanted = {"accuracy": evaluated, "parts": len(parts) > 1, "off-policy": off_policy}
     panels = [(*panel[:3], parts if panel[0] == "parts" else panel[3]) for panel in PANELS]
     return [panel for panel in panels if wanted.get(panel[0], True)
             and (panel[0] == "accuracy" or logged.keys() & panel[3])]
@@ -86,8 +86,7 @@ def read_run(folder: str | Path) -> dict:
 
 
 def drawn_rows(log: Path) -> list[dict]:
-    """The numbers and the data set of each row of a log. What was not finite is null, and missing.
-    """
+    """The numbers and the data set of each row of a log, without null for what was not finite."""
     return [{key: value for key, value in row.items()
              if isinstance(value, int | float) or key == "data"} | shares(row.get("verdicts"))
             for row in read_rows(log)]

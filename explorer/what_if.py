@@ -6,9 +6,7 @@ to the prompts of a step are left out, because a log need not hold all prompts o
 import math
 from dataclasses import fields, replace
 
-from ada_sampler import (RULES, Group, Sample, SamplerConfig, exit_test, fill_missing,
-                         set_advantages)
-from parts.grader import NO_VERDICT
+from ada_sampler import RULES, Group, Sample, SamplerConfig, exit_test, set_advantages
 
 
 def add_to(run: dict, sizes: dict) -> None:
@@ -53,10 +51,9 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
         if draws > len(pool):
             return None
         group.pool = [as_sample(i, pool[i], config) for i in range(draws)]
-        correct = sum(s.correct for s in group.pool)
-        group.outcome = exit_test(correct, draws - correct, group.rounds, config)
-    for sample, reward in zip(group.pool, fill_missing([s.reward for s in group.pool])):
-        sample.reward = reward
+        correct = sum(s.correct for s in group.judged)
+        wrong = len(group.judged) - correct
+        group.outcome = exit_test(correct, wrong, group.rounds, config)
     set_advantages(group, config)
     rows = group.rows()
     return dict(
@@ -66,8 +63,6 @@ def replayed(pool: list[dict], config: SamplerConfig) -> dict | None:
 
 
 def as_sample(index: int, logged: dict, config: SamplerConfig) -> Sample:
-    """The sample of a log's row, which has the reward that the run used after `fill_missing`."""
-    judged = logged["status"] is not None and logged["status"] not in NO_VERDICT
+    """The sample of a log's row, where null stands for the NaN of an answer without a verdict."""
     reward = math.nan if logged["reward"] is None else logged["reward"]
-    return Sample(index=index, round=0, reward=reward,
-                  correct=judged and reward > config.threshold)
+    return Sample(index=index, round=0, reward=reward, correct=reward > config.threshold)

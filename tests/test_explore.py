@@ -3,7 +3,6 @@ the same as `collect` with this rule."""
 import base64
 import gzip
 import json
-import math
 import shutil
 
 import pytest
@@ -108,8 +107,8 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("steps, groups, wanted", [
-    (None, 0, [1, 1, 2, 2, 3, 3]), ((2, 3), 0, [2, 2, 3, 3]), ((2, 2), 1, [2]), (None, 1, [1, 2, 3]),
-    ((8, 9), 0, [])])
+    (None, 0, [1, 1, 2, 2, 3, 3]), ((2, 3), 0, [2, 2, 3, 3]), ((2, 2), 1, [2]),
+    (None, 1, [1, 2, 3]), ((8, 9), 0, [])])
 def test_only_the_wanted_prompts_are_on_the_page(tmp_path, steps, groups, wanted):
     """The first of their steps, while the curves stay whole."""
     rows = [group(step, place) for step in (1, 2, 3) for place in (0, 1)]
@@ -128,7 +127,7 @@ def test_the_size_of_the_page_is_said_and_what_makes_a_large_one_smaller(
     assert f"({size:.1f} MB)" in said and "--groups" not in said
     monkeypatch.setattr(explore, "LARGE", 0)
     main(PageConfig(str(folder)))
-    assert "--steps 1 50 and --groups 2 make it smaller" in capsys.readouterr().out
+    assert "--steps 1 50 --groups 2 makes it smaller" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("around", [
@@ -161,7 +160,7 @@ RULES_OF_ONE_PROMPT = [name for name in RULES if not SamplerConfig(name).rule.al
 def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p):
     drawn = data.draw(st.integers(4, 40), "draws that were recorded")
     group, = run(coins([p]), SamplerConfig(sampler="uniform", n=drawn))
-    pool = [dict(reward=s.reward, status="scored") for s in group.pool]
+    pool = [dict(reward=s.reward) for s in group.pool]
     n = data.draw(st.sampled_from((2, 4)), "n")
     config = SamplerConfig(
         sampler=rule, n=n, M=data.draw(st.integers(n, 8), "M"), N=data.draw(st.integers(1, 4), "N"),
@@ -175,6 +174,15 @@ def test_under_another_rule_it_ends_as_if_that_rule_had_sampled_it(data, rule, p
         outcome=wanted.outcome, rounds=wanted.rounds, draws=len(wanted.pool),
         baseline=wanted.baseline, kept=[s.index for s in wanted.kept],
         coefficients=[coefficient for _, coefficient in wanted.rows()]))
+
+
+def test_an_answer_without_a_verdict_counts_for_nothing():
+    pool = [dict(reward=reward) for reward in (None, 0.0, 1.0, 1.0)]
+    fate = what_if.replayed(pool, SamplerConfig(sampler="uniform", n=4))
+    assert fate["kept"] == [1, 2, 3]
+    assert fate["coefficients"] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
+    low = SamplerConfig(n=4, M=4, N=1, threshold=-1.0)  # every reward is above it
+    assert what_if.replayed(pool, low)["outcome"] == "too few wrong"
 
 
 def test_sizes_that_are_refused_and_rules_that_share_out_draws_have_no_fates():

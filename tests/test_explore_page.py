@@ -13,7 +13,7 @@ import explore
 import minirl
 from helpers import HANG, ROOT
 from explorer import what_if
-from parts.grader import NO_VERDICT
+from parts.config import OBJECTIVES
 from test_explore import HOSTILE, RECORDED, make, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
@@ -71,8 +71,7 @@ def browse(chromium, recorded, tmp_path):
 
 def page_of(folder, data):
     file = folder / "page.html"
-    data = explore.with_what_follows(dict(left_out="") | data, None)
-    file.write_text(explore.page_of(data))
+    file.write_text(explore.page_of(explore.data_of(data["runs"], {}) | data))
     return file
 
 
@@ -140,7 +139,7 @@ def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width)
     assert [("right" in kind, "kept" in kind) for kind in kinds] == [
         (s["reward"] > 0.7, s["kept"]) for s in group["pool"]]
 
-    what_if.add_to(run_of([group]))
+    what_if.add_to(run_of([group]), {})
     fate = group["what_if"]["ada-pos"]
     getattr(page.locator("tr[data-rule=ada-pos] button"), press)()
     settle(page)
@@ -196,11 +195,11 @@ def test_filters_sorts_and_the_search_choose_what_they_say(browse):
         assert address(page) == "#/run/0/all" and page.input_value("#find") == ""
 
 
-OBJECTIVES = [
+VARIANTS = [
     dict(), dict(weight_cap=1.0), dict(weight_cap=0.0), dict(clip=False),
-    dict(importance="staleness"), dict(importance="none"), dict(mask="dppo"), dict(mask="icepop"),
-    dict(objective="grpo", eps_low=0.05, eps_high=0.05), dict(objective="grpo", clip=False),
-    dict(objective="cispo", eps_low=0.05, eps_high=0.05)]
+    dict(importance="staleness"), dict(importance="none"),
+    *(dict(objective=name, eps_low=0.05, eps_high=0.05) for name in OBJECTIVES),
+    *(dict(objective=name, clip=False) for name in OBJECTIVES)]
 TERMS = """config => {
     const run = DATA.runs[0], own = run.config, read = id => document.getElementById(id);
     run.config = config;
@@ -230,21 +229,20 @@ def random_tokens(coefficient, count=200):
     olds = [-rng.expovariate(1.0) for _ in range(count)]
     moved = {name: [min(old + rng.gauss(0, spread), 0.0) for old in olds]
              for name, spread in (("theta", 0.3), ("mu", 0.5))}
-    return moved | dict(old=olds, coefficient=coefficient, tokens=["x"] * count)
+    columns = dict(ids=[7], tokens=["x"], mask="1", weight=[1.0], entropy=[0.5])
+    return moved | {name: column * count for name, column in columns.items()} | dict(
+        old=olds, coefficient=coefficient)
 
 
-def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse, monkeypatch):
-    """Its value, and whether there is a gradient, for any numbers, settings and constants."""
-    for module in (minirl, explore):
-        monkeypatch.setattr(module, "DPPO_DELTA", 0.05)
-        monkeypatch.setattr(module, "ICEPOP_BOUNDS", (0.8, 1.25))
+def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
+    """Its value, and whether there is a gradient, for any numbers and settings."""
     group = recorded_group()
     samples = [random_tokens(0.7), random_tokens(-0.4)]
-    group["pool"] = [s | dict(text="", kept=True, reward=1, status="correct") for s in samples]
+    group["pool"] = [group["pool"][5] | s for s in samples]
     page = browse(data=dict(runs=[run_of([group])]))
     for i, s in enumerate(samples):
         go(page, f"{PROMPT}/sample/{i}")
-        for settings in OBJECTIVES:
+        for settings in VARIANTS:
             config = recorded_run(**settings)["config"]
             terms, _, pushes = by_the_objective(s, config)
             shown, why = zip(*page.evaluate(TERMS, config))
@@ -268,8 +266,8 @@ def test_a_slider_stops_other_tokens(browse):
     assert stopped(page) == set()
     page.click("#recorded-mask")
     assert stopped(page) == recorded
-    page.select_option("#masks select", "dppo")
-    assert "dppo" in page.url and page.locator("input[name=delta]").input_value() == "0.2"
+    page.click("#masks input[name=clip]")
+    assert "clip=false" in page.url and stopped(page) == set()
 
     go(page, "#/run/0/step/10?eps_low=0.05&eps_high=0.1")
     config = recorded_run(eps_low=0.05, eps_high=0.1)["config"]
@@ -317,7 +315,7 @@ def test_what_a_model_wrote_is_only_text(browse, tmp_path):
             s["tokens"] = [text] + s["tokens"][1:]
     run = run_of([group, group | dict(step=11)], name=text, model=text,
                  metrics=[dict(step=10, samples=16, prompts=1)])
-    file = page_of(tmp_path, dict(left_out=text, runs=[run, run | dict(groups=[group])]))
+    file = page_of(tmp_path, dict(notes=[text], runs=[run, run | dict(groups=[group])]))
     assert not any(hostile in file.read_text() for hostile in HOSTILE if "<" in hostile)
     page = browse(file=file)
     for view in ("#/curves", "#/run/0/all", PROMPT, f"{PROMPT}/sample/5", f"{PROMPT}/sample/1"):
@@ -350,7 +348,7 @@ def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
 
 def test_two_runs_stand_side_by_side(browse):
     """Each curve is in its picture, whatever the rewards are, and each held-out set has one."""
-    evals = [dict(step=step, data=data, avg=0.5, ci_low=0.1, ci_high=0.9)
+    evals = [dict(step=step, data=data, questions=8, avg=0.5, ci_low=0.1, ci_high=0.9)
              for step in (0, 6) for data in ("easy", "hard")]
     runs = [run_of(recorded_groups(name), name, evals=evals, metrics=[
         dict(step=step, reward_first_round=reward) for step in range(1, 7)])
@@ -372,26 +370,21 @@ def test_two_runs_stand_side_by_side(browse):
     assert chart.locator("path.line").count() == 4
 
 
-def test_whatever_a_log_holds_or_lacks_is_said_where_it_matters(browse):
-    def group(step, place=9):
-        return recorded_group() | dict(step=step, place=place, id=f"{step}/{place}")
-
-    statuses = ["correct", "wrong", "no_box", *NO_VERDICT, "unparseable"]
-    broken, bare = group(10), group(13)
-    broken["pool"][5]["theta"] = [None] * 16  # as an update leaves it that was not made
-    trouble = [group(11, place) for place in range(len(statuses))]
-    for one, status in zip(trouble, statuses):
-        one["pool"][5]["status"] = status
-    for i, s in enumerate(bare["pool"]):
-        bare["pool"][i] = {k: v for k, v in s.items() if k not in explore.OF_TOKENS}
-    page = browse(f"{PROMPT}/sample/5/token/3",
-                  data=dict(runs=[run_of([broken, *trouble, bare])]))
+def test_what_a_failed_update_or_grader_leaves_is_said_where_it_matters(browse):
+    """An answer without a verdict is neither right nor wrong."""
+    broken, unjudged = recorded_group(), recorded_group() | dict(step=11)
+    broken["pool"][5]["theta"] = [None] * 16
+    unjudged["pool"][3] |= dict(reward=None, status="raised")
+    page = browse(f"{PROMPT}/sample/5/token/3", data=dict(runs=[run_of([broken, unjudged])]))
     assert page.inner_text("#why").startswith("Not a number")
-    go(page, "#/run/0/step/11?only=trouble")
-    assert sorted(places(page)) == list(range(3, len(statuses)))
-    for index, words in ((5, "its tokens are not in this page"), (3, "Its gradient is 0.")):
-        go(page, f"#/run/0/step/13/prompt/9/sample/{index}")
-        assert words in page.inner_text("#untrained")
+    go(page, "#/run/0/all?only=failed")
+    settle(page)
+    (row,) = page.locator(".row").all_inner_texts()
+    assert "step 11" in row and "12 of 16 right" in row and "no verdict on 1" in row
+    go(page, "#/run/0/step/11/prompt/9/sample/3")
+    assert "the grader gave no verdict on it" in page.inner_text("#untrained")
+    go(page, "#/run/0/step/11/prompt/9")
+    assert "16 answers: 12 right, 3 wrong, 1 without a verdict" in page.inner_text("#timeline")
 
 
 def test_each_view_of_the_gallery_says_what_its_guide_quotes(browse):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ada_sampler import RULES, Group, Sample, set_advantages
-from explore import OF_TOKENS
 from minirl import Row, objective, train_step
 from models import make
 from parts.config import CLIPS, OBJECTIVES
@@ -159,7 +158,8 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
         submits = [s["submit"] for s in row["pool"]]
         assert submits == sorted(submits) and all(s["submit"] < s["finish"] for s in row["pool"])
     for s in trained(rows):
-        columns = [s[name] for name in OF_TOKENS if name in s]
+        names = ("ids", "tokens", "mu", "theta", "old", "mask", "weight", "entropy", "agrees")
+        columns = [s[name] for name in names if name in s]
         assert s["coefficient"] and {len(column) for column in columns} == {s["length"]}
     assert all("theta" in s for row in rows for s in row["pool"] if s.get("coefficient"))
 

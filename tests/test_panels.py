@@ -1,14 +1,14 @@
 """Curves are complete at any stage of a run, seeds are grouped, and missing data are skipped."""
-import json
-import math
-from unittest import mock
+import os
+import subprocess
+import sys
 
 import pytest
 from matplotlib.figure import Figure
 
 import compare
 from explorer import panels
-from helpers import ROOT, lines
+from helpers import ROOT
 from parts.files import append
 from parts.grader import NO_VERDICT
 from test_explore import make
@@ -18,25 +18,63 @@ def is_picture(path):
     return path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("name, weight, masked, drawn", [
-    ("one", 1.0, 0.0, False), ("one", 1.1, 0.0, True), ("one", 1.0, 0.1, True),
-    ("four", 1.0, 0.0, True)])
-def test_what_is_flat_is_not_drawn(tmp_path, monkeypatch, name, weight, masked, drawn):
-    """Where no token is masked and all weights are 1 but for rounding. (Without the importance
-    weight they are exactly 1, and tokens are masked all the same.)"""
-    run = make(tmp_path / r"a$\frac$", name=name)
-    some = [(*panel, keys | dict(absent="")) for *panel, keys in panels.PANELS if panel[1] in (
-        "Reward while training", "Masked tokens", "Engine compared with trainer")]
-    monkeypatch.setattr(panels, "PANELS", some)
-    append(run / "metrics.jsonl", dict(
-        step=98, weight_min=1.0, weight_max=weight, clipped_positive=masked), dict(step=99))
-    (run / "eval.jsonl").unlink()
-    monkeypatch.chdir(run)
-    with mock.patch.object(panels, "label_panel", wraps=panels.label_panel) as labelled:
-        assert is_picture(panels.draw_run("."))
-    scales = [call.args[0].get_yscale() for call in labelled.call_args_list]
-    assert scales == ["linear", "log", *["linear"] * drawn]
-    assert panels.read_run(".")["name"] == run.name
+def titles(*rows, evals=()) -> list[str]:
+    run = dict(metrics=[dict(step=i, **row) for i, row in enumerate(rows, 1)], evals=[*evals])
+    return [title for _, title, _, _ in panels.panels_of([run])]
+
+
+@pytest.mark.parametrize("row, drawn", [
+    (dict(weight_min=1.0, weight_max=1.0), False), (dict(weight_min=1.0, weight_max=1.1), True),
+    (dict(weight_min=1.0, weight_max=1.0, clipped_positive=0.1), True)])
+def test_what_was_not_logged_or_is_flat_has_no_panel(row, drawn):
+    """A panel is flat if no token is masked and all weights are 1 except for rounding. (Without the
+    importance weight they are exactly 1, and tokens are masked all the same.)"""
+    assert ("Importance weights before the cap" in titles(row, {})) == drawn
+    assert titles(dict(samples=8)) == ["Sampled answers"]
+    evals = [dict(step=0)]
+    assert titles(evals=evals) == ["Accuracy on held-out problems"]
+    assert titles(dict(clipped_negative=0.1)) == ["Masked tokens"]
+
+
+def test_a_run_without_evaluations_is_drawn_under_its_name(tmp_path, monkeypatch):
+    folder = make(tmp_path / "mine", name="one")
+    (folder / "eval.jsonl").unlink()
+    monkeypatch.chdir(folder)
+    run = panels.read_run(".")
+    assert run["name"] == "mine"
+    scales = {ax.get_title(): ax.get_yscale() for ax in panels.figure_of(run).axes}
+    assert "Reward while training" in scales and "Accuracy on held-out problems" not in scales
+    assert [title for title, scale in scales.items() if scale == "log"] == [
+        "Engine compared with trainer"]
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense"])
+def test_no_backend_of_a_notebook_ends_a_training(tmp_path, backend):
+    """A notebook gives its children a backend that they may lack. Names are drawn as they are."""
+    run = make(tmp_path / r"a$\frac$")
+    code = "import sys, pathlib\nfrom explorer.panels import draw_run\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", code + "draw_run(pathlib.Path(sys.argv[1]))", run],
+        env=os.environ | dict(MPLBACKEND=backend), cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended
+    assert is_picture(run / "curves.png")
+
+
+def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys, monkeypatch):
+    """The old picture stays. A folder in its place stands for a disk that refuses to write."""
+    run = make(tmp_path / "run")
+    picture = run / "curves.png"
+    picture.write_bytes(b"old")
+    with monkeypatch.context() as broken:
+        broken.setattr(panels, "smooth", lambda values: 1 / 0)
+        panels.draw_run(run)
+    assert capsys.readouterr().out == "curves.png could not be drawn: division by zero\n"
+    assert picture.read_bytes() == b"old"
+    picture.unlink()
+    (picture / "full").mkdir(parents=True)
+    panels.draw_run(run)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("curves.png could not be drawn: ") and "directory" in line
 
 
 def test_every_panel_is_explained_under_its_title():
@@ -49,7 +87,8 @@ def test_every_panel_is_explained_under_its_title():
     ("abcdefghi", [*"abcdefghi"])])  # more than there are colours
 def test_parts_of_the_reward_have_a_panel_if_there_are_several(names, drawn):
     rows = [dict(step=1, samples=4), *(dict({f"reward/{name}": 1.0}, step=2) for name in names)]
-    parts = [keys for kind, *_, keys in panels.panels_of(rows) if kind == "parts"]
+    run = dict(metrics=rows, evals=[])
+    parts = [keys for kind, *_, keys in panels.panels_of([run]) if kind == "parts"]
     assert parts == [{f"reward/{name}": name for name in names}] * bool(drawn)
     for keys in parts:
         ax = Figure().subplots()
@@ -64,21 +103,10 @@ def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
         assert panels.drawn_rows(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
 
 
-def test_what_is_no_number_is_passed_over(tmp_path, monkeypatch):
-    kinds = {draw: (draw, *panel) for draw, *panel in panels.PANELS[:-1]}
-    monkeypatch.setattr(panels, "PANELS", [*kinds.values()])  # drawing all takes a second
-    run = make(tmp_path / "a", name="one")
-    whole = panels.series(panels.read_run(run)["metrics"], "samples")
-    for name in ("metrics.jsonl", "eval.jsonl"):
-        last = lines(run / name)[-1]
-        with open(run / name, "a") as file:
-            for odd in ("text", {"a": 1}, None, 10**400, math.inf):
-                for changes in (dict(step=13), dict(step=14, data="builtin"), {}):
-                    file.write(json.dumps(dict.fromkeys(last, odd) | changes) + "\n")
-            file.write("[]\n7\n" + '{"step": 4, "sam')
-    assert is_picture(panels.draw_run(run))
-    assert panels.series(panels.read_run(run)["metrics"], "samples") == whole
-    assert is_picture(compare.draw_comparison([run], tmp_path / "compare.png"))
+def test_what_was_not_finite_is_passed_over(tmp_path):
+    log = tmp_path / "log.jsonl"
+    append(log, dict(step=1, loss=float("nan"), samples=4), dict(step=2, loss=0.5, data="d"))
+    assert panels.drawn_rows(log) == [dict(step=1, samples=4), dict(step=2, loss=0.5, data="d")]
 
 
 def test_smoothing_keeps_constants_and_length():
@@ -93,7 +121,8 @@ def test_smoothing_keeps_constants_and_length():
 def test_numbers_below_zero_are_in_the_panel():
     """On a log scale by their size."""
     left, middle, right = Figure().subplots(1, 3)
-    rows = [dict(step=i, avg=avg) for i, avg in enumerate((-.5, 0, 2))]
+    rows = [dict(step=i, avg=avg, data="d", k=2, ci_low=avg, ci_high=avg)
+            for i, avg in enumerate((-.5, 0, 2))]
     panels.draw_lines(left, rows, dict(avg="a"))
     panels.draw_accuracy(middle, rows)
     panels.draw_lines(right, rows, dict(avg=""), log_scale=True)
@@ -106,15 +135,14 @@ def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend()
     evals = [dict(step=i, data=data, avg=avg, k=2, ci_low=avg - .1, ci_high=avg + .1)
              for i, both in enumerate(((.1, .6), (.5, .7), (.3, .9)))
              for data, avg in zip("de", both)]
-    del evals[2]["ci_low"]  # damaged: it is in the curve, and not in the band
     panels.draw_accuracy(ax, evals)
     assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30", "e, avg@2: 0.60 → 0.90"]
     curves = [[*line.get_ydata()] for line in ax.lines]
     assert curves == [[.1, .5, .3], [.1] * 2, [.6, .7, .9], [.6] * 2]
     bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
-    assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4}, {.5, .6, .7, .8, 1}]
+    assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4, .6}, {.5, .6, .7, .8, 1}]
     ax = Figure().subplots()
-    panels.draw_accuracy(ax, [dict(step=20, data="d", avg=.4)])
+    panels.draw_accuracy(ax, [dict(step=20, data="d", avg=.4, k=2, ci_low=.3, ci_high=.5)])
     assert len(ax.lines) == 1  # it is not known where it began
 
 
@@ -149,15 +177,15 @@ def test_the_last_number_of_each_curve_is_printed():
 
 @pytest.mark.parametrize("one, other, said", [
     (("held-out", 8, "a"), ("held-out", 8, "a"), ""),
-    (("held-out", None, "a"), ("held-out", None, "b"),
-     "held-out problems (held out of a; held out of b)"),
+    (("held-out", 8, "a"), ("held-out", 8, "b"),
+     "held-out problems (held out of a (8); held out of b (8))"),
     (("held-out", 8, "a"), ("gsm8k", 8), "problems (gsm8k (8); held out of a (8))"),
     (("gsm8k", 8), ("gsm8k", 9), "problems (gsm8k (8); gsm8k (9))"),
     (("gsm8k", 8), ("gsm8k", 8, "", "my.py:f"), "rewards (math-verify; my.py:f)"),
     (("gsm8k", 8), (None, 8), "")])
 def test_runs_that_mean_other_things_are_named(one, other, said):
     def run(asked, questions, data="", reward=""):
-        row = dict(data=asked) | (dict(questions=questions) if questions else {})
+        row = dict(data=asked, questions=questions)
         return dict(config=dict(data=data, reward=reward), evals=[row] * 2 if asked else [])
 
     sentences = panels.what_differs([run(*one), run(*one), run(*other)])

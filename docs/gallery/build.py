@@ -51,8 +51,8 @@ def data_in(page: str) -> dict:
 
 
 def refilled(page: str) -> str:
-    """Today's template around the data that the page has, and what today's code makes of it."""
-    return explore.page_of(explore.with_what_follows(data_in(page)))
+    """Today's template around the runs that the page has, and what today's code makes of them."""
+    return explore.page_of(explore.data_of(data_in(page)["runs"], {}))
 
 
 def check() -> None:
