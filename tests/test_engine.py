@@ -150,32 +150,7 @@ def test_of_a_folder_with_mistrals_own_files_those_of_hugging_face_are_read(tmp_
     assert gap(models_small.policy(tmp_path, moved=0), rows).max() < 1e-4
 
 
-# ------------------------------------------------------------------ what is asked of it, without it
-@pytest.mark.parametrize("on_cpu, routes, cached", [
-    (True, False, True), (True, True, False), (False, True, True)])
-def test_what_vllm_is_asked_for(monkeypatch, on_cpu, routes, cached):
-    """Only what records routes on a CPU must see every token."""
-    asked = {}
-
-    def llm(model, **options):
-        asked.update(options)
-        raise SystemExit
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
-    monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
-    with pytest.raises(SystemExit):
-        Engine("any", max_model_len=20_000, max_num_seqs=7, seed=5, memory_share=0.25, sleep=True,
-               routes=routes)
-    of_a_gpu = dict(gpu_memory_utilization=0.25, enable_sleep_mode=True,
-                    enable_return_routed_experts=routes)
-    assert on_cpu or asked.items() >= of_a_gpu.items()
-    assert asked.items() >= dict(
-        config_format="hf", tokenizer_mode="hf", load_format="safetensors",
-        logprobs_mode="processed_logprobs", generation_config="vllm", trust_remote_code=False,
-        hf_overrides={"head_dtype": "float32"}, enable_prefix_caching=cached,
-        max_num_batched_tokens=20_000, max_num_seqs=7, seed=5).items()
-
-
+# ------------------------------------------------------------------------------- without an engine
 def bare_engine(done: list, finished: list = ()):
     """The engine around a mock of vLLM that records its calls in `done`."""
     engine, core = Engine.__new__(Engine), SimpleNamespace(batch_queue=[])
@@ -266,11 +241,10 @@ def test_every_sample_knows_its_engine_steps(monkeypatch):
     inner = SimpleNamespace(submit=lambda *request: asked.append(request), busy=True,
                             step=lambda: [(key, rollouts[key]) for key in next(ends)])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # without a terminal there is no bar
-    engine = EngineForSampler(inner, max_tokens=9)
-    problem = SimpleNamespace(prompt_ids=[1, 2])
+    engine, problem = EngineForSampler(inner, max_tokens=9), SimpleNamespace(prompt_ids=[1, 2])
     engine.submit("a", problem)
     engine.submit("b", problem)
-    for step in range(4):
+    for _ in range(4):
         if [key for key, _ in engine.step()] == ["a"]:
             engine.submit("c", problem)
     assert asked == [(key, [1, 2], 9) for key in "abc"]

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 LINEAR = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 ALWAYS = dict(  # the second model runner, a batch ahead, prompts read 8,192 tokens at once
     head="float32", runner=2, ahead=True, tokens=8192, slots=256, graphs="FULL_AND_PIECEWISE",
-    sizes=14, load="safetensors", prefix_cache=True, logprobs="processed_logprobs")
+    sizes=14, load="safetensors", config="hf", tokenizer="hf", defaults="vllm", foreign_code=False,
+    prefix_cache=True, logprobs="processed_logprobs", share=0.5)
 ADAPTER = dict(lora=16, lora_layers=LINEAR)
 MERGE = dict(lora=None, lora_layers=None)
 CARDS = {  # (major, minor, GiB) and perhaps --dtype; what vLLM makes of it
@@ -105,7 +106,11 @@ def summary(config) -> dict:
         graphs=config.compilation_config.cudagraph_mode.name,
         sizes=len(config.compilation_config.cudagraph_capture_sizes),
         attention=attention.get_name(), flash=version,
-        load=config.load_config.load_format, prefix_cache=config.cache_config.enable_prefix_caching,
+        load=config.load_config.load_format, config=model.config_format,
+        tokenizer=model.tokenizer_mode, defaults=model.generation_config,
+        foreign_code=model.trust_remote_code,
+        share=config.cache_config.gpu_memory_utilization,
+        prefix_cache=config.cache_config.enable_prefix_caching,
         logprobs=model.logprobs_mode, lora=lora and lora.max_lora_rank,
         lora_layers=lora and sorted(lora.target_modules))
 

@@ -90,8 +90,7 @@ def judged(sound: bool):
 # ------------------------------------------------------------------------------------ whole probes
 @pytest.mark.slow
 @pytest.mark.parametrize("how, noise, bounds", [
-    *((f"layer {layer}", 0.01, HALF) for layer in range(3)), ("half of the layers", 0.01, HALF),
-    ("half of the change", 0.01, HALF), ("the step before", 0.01, HALF),
+    ("layer 0", 0.01, HALF), ("half of the layers", 0.01, HALF), ("the step before", 0.01, HALF),
     ("layer 2", 1e-6, EXACT), ("half of the change", 0.04, EIGHT)])
 def test_a_trial_adapter_shows_what_never_arrives(how, noise, bounds):
     policy = small_policy()
@@ -103,8 +102,7 @@ def test_a_trial_adapter_shows_what_never_arrives(how, noise, bounds):
         probed(NoisyEngine(policy, noise, how=how), policy, bounds)
 
 
-@pytest.mark.parametrize("how", [
-    "layer 0", "half of the change", pytest.param("half of the layers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["layer 0", "half of the change"])
 def test_what_breaks_later_is_seen_within_three_steps(how):
     """With noise a quarter of a step."""
     policy = small_policy()
@@ -200,21 +198,3 @@ def test_noise_on_both_sides_is_no_alarm_whatever_the_change():
             noise = 0.02 * torch.randn((4, 500), generator=generator)
             x = change * torch.randn(500, generator=generator)
             bare(base=noise[:2]).compare(x + noise[2], x + noise[3])
-
-
-@pytest.mark.parametrize("missing, noise, sound", [
-    (0.15, 0, True), (0.3, 0, False), (0.3, 0.1, True)])
-def test_what_is_missing_of_the_trial_is_judged_beside_the_noise(missing, noise, sound):
-    x = torch.randn(500, generator=torch.Generator().manual_seed(0))
-    part = (torch.arange(500) % 2 * 2 - 1) * missing * x  # the slope stays 1
-    with judged(sound):
-        bare((9, 0.2), (0, noise)).compare(x, x + part + noise, largest_rest=0.2)
-
-
-@pytest.mark.parametrize("engine_dtype, cache, mixture, bounds", [
-    ("float32", "auto", False, EXACT), ("bfloat16", "auto", False, HALF),
-    ("float32", "auto", True, (HALF[0], EXACT[1])),  # two experts may be tied in a single text
-    ("fp8", "auto", False, EIGHT), ("float32", "fp8", False, EIGHT)])
-def test_limits_are_as_loose_as_the_precisions_and_no_looser(engine_dtype, cache, mixture, bounds):
-    assert EXACT[0] <= 1e-4 and all(a < b < c for a, b, c in zip(EXACT, HALF, EIGHT))
-    assert tolerances("float32", engine_dtype, cache, mixture) == bounds
