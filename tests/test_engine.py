@@ -165,6 +165,22 @@ def bare_engine(done: list, finished: list = ()):
     return engine
 
 
+@pytest.mark.parametrize("on_cpu, routes, cached", [
+    (True, False, True), (True, True, False), (False, True, True)])
+def test_settings_reach_vllm(monkeypatch, on_cpu, routes, cached):
+    """Only what records routes on a CPU must see every token."""
+    asked = {}
+    monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
+    monkeypatch.setattr(engine_module, "start", lambda _, options: sys.exit(asked.update(options)))
+    with pytest.raises(SystemExit):
+        Engine("any", max_model_len=20_000, max_num_seqs=7, memory_share=0.25, sleep=True,
+               routes=routes)
+    of_a_gpu = dict(gpu_memory_utilization=0.25, enable_sleep_mode=True,
+                    enable_return_routed_experts=routes)
+    assert asked.items() >= ({} if on_cpu else of_a_gpu).items() | dict(
+        max_num_seqs=7, max_num_batched_tokens=20_000, enable_prefix_caching=cached).items()
+
+
 @pytest.mark.parametrize("running", [7, 256, 500])
 def test_no_batch_on_a_gpu_is_padded_by_more_than_a_few_answers(running):
     """vLLM pads a batch to the next size that it has recorded, and is slow beyond the largest."""
