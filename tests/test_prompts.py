@@ -105,26 +105,16 @@ def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path, name, source, 
         assert prompt(tokenizer, template, text) == expected.replace("{}", text)
 
 
-def with_row(text, **row):
-    return Problem(text, "2", text, "s", shown=dict(question=text, **row))
-
-
-# ----------------------------------------------------------------- instructions, said only once
-DAPO = ('Solve the following math problem step by step. The last line of your response should be '
-        'of the form Answer: $Answer (without quotes) where $Answer is the answer to the '
-        'problem.\n\n{}\n\nRemember to put your answer on its own line after "Answer:".')
-
-
-# --------------------------------------------------------------------------- control tokens in data
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
-    ("{% for x in %}", "TemplateSyntaxError"), ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
-    ("{{ question }}", "does not show the problem, such as '1\\+1=\\?'"),
+    ("{% for x in %}", "Expected an expression"),
+    ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
+    ("{{ question }}", "does not show the problem"),
     (None, "tokenizer.chat_template is not set")])
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template
-    with pytest.raises(SystemExit, match=f"--template chat .*{words}.*: use none, which") as stop:
+    with pytest.raises(SystemExit, match=f"--template chat .*{words}") as stop:
         add_prompts(asked("1+1=?", "1+2=?"), tokenizer, "chat", 50)
     assert str(stop.value).isprintable()
 
@@ -135,6 +125,32 @@ def test_a_chat_template_may_strip_white_space(tokenizer):
 
 
 # ------------------------------------------------------------------------------ counted and shown
+def test_prompts_are_tokenized_in_slices_and_are_the_same(tokenizer, monkeypatch):
+    """A tokenizer needs 12 kB for each prompt of one call, and 300,000 of them took 4.7 GB."""
+    problems, calls = asked(*(f"{i}+1=?" for i in range(10))), []
+    whole = [p.prompt_ids for p in add_prompts(problems, tokenizer, "chat", 50)]
+
+    def counting(texts, **how):
+        calls.append(len(texts))
+        return whole_call(texts, **how)
+
+    whole_call = type(tokenizer).__call__.__get__(tokenizer)
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda self, *a, **how: counting(*a, **how))
+    for size, sizes in ((3, [3, 3, 3, 1]), (5, [5, 5]), (99, [10])):
+        monkeypatch.setattr(prompts, "SLICE", size)
+        assert [p.prompt_ids for p in add_prompts(problems, tokenizer, "chat", 50)] == whole
+        assert calls == sizes
+        calls.clear()
+
+
+def test_control_tokens_of_the_model_are_counted(tokenizer, capsys):
+    texts = "1+1=?", "1<|endoftext|>", "<|im_end|>", "<|pad|>?" + ESCAPE
+    add_prompts(asked(*texts), tokenizer, "chat", 99)  # <|im_end|> is none of this model
+    said = capsys.readouterr().out
+    assert "WARNING: 2 problems with control tokens of the model, such as '1<|endoftext|>'" in said
+    assert said.replace("\n", "").isprintable()
+
+
 def test_over_long_prompts_are_dropped_and_lengths_reported(tokenizer, capsys):
     problems = asked("x" * 3, "x" * 10, "x" * 11)
     assert [len(p.prompt) for p in add_prompts(problems, tokenizer, "none", 10)] == [3, 10]
@@ -221,12 +237,12 @@ def test_stop_adds_tokens_and_names_the_known_ends_where_there_is_no_such_token(
     path, words = model_with(tmp_path / "model", *LAYOUTS["Gemma-it"][:-1])
     more = "<start_of_turn>,?"
     assert ends_of(path, words, more=more) == {"<eos>", "<end_of_turn>", *more.split(",")}
-    for odd in ("<nothing>", "?,", "<eos>,\x1b[2J"):
+    for odd in ("<nothing>", "<eos>,\x1b[2J"):
         with pytest.raises(SystemExit, match="--stop: .* known ends: <eos>, <end_of_turn>") as stop:
             stop_ids(path, words, "chat", odd)
         assert str(stop.value).isprintable()
     (tmp_path / "model/generation_config.json").write_text("{")
-    with pytest.raises(SystemExit, match="generation_config.json is missing or damaged"):
+    with pytest.raises(SystemExit, match="generation_config.json cannot be read"):
         stop_ids(path, words, "chat")
 
 
@@ -248,7 +264,7 @@ def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path, capsys)
     assert words.convert_tokens_to_ids("<39>") > 384
     assert ends_of(path, words) == {"<|endoftext|>", "<|im_end|>"}
     require_embedded(path, words, add_prompts(asked("1+1=?"), words, "chat", 700))
-    with pytest.raises(SystemExit, match=f"token {first} .* has 384 rows.*resize") as stop:
+    with pytest.raises(SystemExit, match=f"token {first} .* has only 384 rows") as stop:
         require_embedded(path, words, add_prompts(asked("1+1=?", f"{first}?"), words, "chat", 700))
     assert f"'{first}?'" in str(stop.value) and str(stop.value).isprintable()
     with pytest.raises(SystemExit, match=f"--stop: the model has no token '{first}'"):
