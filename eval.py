@@ -30,7 +30,7 @@ from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_nu
                           common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
                           require_effect, size_of, with_home)
 from parts.data import (HELD_OUT, Problem, check_golds, digest, expand, fingerprint, is_own,
-                        keys_of, load_sets, require_sets)
+                        load_sets, require_sets)
 from parts.evaluation import (compare, draw_samples, in_order, is_sample, means_Q, report_all,
                               with_rewards)
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
@@ -185,7 +185,8 @@ def load_asked(config: Flags, run: Path | None) -> list[list[Problem]]:
     """The sets of --data. `held-out` are the problems that the adapter's run has held out."""
     most, stored = config.limit or None, read_json(run / "problems.json") if run else {}
     if config.data != HELD_OUT:
-        sets = load_sets(config.data, for_training=False, limit=most, **keys_of(config))
+        sets = load_sets(config.data, for_training=False, limit=most, columns=config.columns,
+                         whole=bool(config.reward))
         if run:
             trained = {*stored["trained"]}
             count = sum(fingerprint(problem)[:16] in trained for problem in sum(sets, []))

@@ -1,29 +1,32 @@
-r"""The problems of a run: read, sifted, held out or trained on, and in which order.
+r"""Turns the rows of files, data sets or built-in generators into the problems of a run.
 
-    train, held_out = load_data(config, tokenizer, grader)    # with prompts
+    train, held_out, digest = load_data(config, tokenizer, grader)    # with prompts
     problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin, ...
 
-A file is .jsonl, .json (a list), .csv or .parquet; other names are data sets on the hub, of which
+A file is .jsonl, .json (a list), .csv or .parquet. Other names are data sets on the hub, of which
 no code is run. A row's problem and gold are in the first column of PROBLEM_KEYS and ANSWER_KEYS
 that is not empty, or in those of --columns. A printed line per set says what was read and dropped.
 """
+import ast
+import contextlib
 import csv
 import hashlib
 import json
+import math
 import os
 import random
 import re
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+from pyarrow import parquet
 
 from models.problems import BUILTIN
 from parts.models import SMOLLM, TINY, ask_hub
 from parts.prompts import add_prompts
-from parts.text import FEW, counted, shown
+from parts.text import counted, shown
 from rewards import extract_answer
 
 BENCHMARKS = {  # the name on the command line -> hub id[:config]
@@ -52,6 +55,7 @@ HELD_OUT_SHARE = 0.1
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 PROBLEM_KEYS = ("problem", "question", "prompt", "messages")
 ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "solution")
+LONGEST_SOLUTION = 200  # a longer text in the column solution, without a box, is no gold
 SHORT = 30  # letters and digits; with fewer, two different problems may have the same ones
 # Published sets put one of these around a problem; they are ignored when problems are compared.
 INSTRUCTIONS = re.compile("|".join(map(re.escape, (
@@ -60,6 +64,17 @@ INSTRUCTIONS = re.compile("|".join(map(re.escape, (
     'Remember to put your answer on its own line after "Answer:".',
     "Let's think step by step and output the final answer within \\boxed{}.",
     "Please reason step by step, and put your final answer within \\boxed{}."))))
+# What JSON and Python make of a single backslash: in this pattern, too, `\theta` is a tab and
+# `heta`. The second half occurs in sound texts, too (a line may begin with `u = 3`).
+BROKEN_TEX = re.compile(r"""
+    (?P<surely> [\x00-\x08\x0b\x0c\x0e-\x1f\x7f]
+        | (?: \theta | \times | \text(bf|it|rm)? | \tau | \tfrac | \triangle | \tilde | \therefore
+            | \neq | \nabla | \not(in)? | \ngeq | \nleq | \newline
+            | \rho | \right(arrow)? | \rfloor | \rceil | \rbrace | \rvert ) (?![A-Za-z]))
+    | (?: \tan | \to | \top | \nu | \ne | \rangle | \root | \rm ) (?![A-Za-z])""", re.VERBOSE)
+HTML_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[A-Za-z]{2,}\d*);")
+POWER_OF_TEN = re.compile(r"([-+]?[\d.]+)[eE]([-+]?\d{1,9})")
+TEXT_OF_A_LIST = re.compile(r"""\[\s*(?: (["']).*\1 | [^\s,]* )\s*\]""", re.DOTALL | re.VERBOSE)
 
 
 @dataclass
@@ -77,26 +92,48 @@ class Problem:
 def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], str]:
     """(training problems, held-out problems, their digest). The two share no problem."""
     train, held_out = load_train_and_held_out(
-        config.data, config.eval_data, eval_questions=config.eval_questions, **keys_of(config))
-    digest_of_both = digest(train, held_out)
-    check_readable(config.model, train, refuse=not config.reward)
+        config.data, config.eval_data, eval_questions=config.eval_questions,
+        columns=config.columns, whole=bool(config.reward))
     train, held_out = (
         add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))
     if not config.reward:
         check_golds(held_out, grader)
         train = check_golds(train, grader, drop=True)
-    if config.batch_prompts > len(train):
-        print(f"data: a step takes {config.batch_prompts} prompts (--batch-prompts), but only "
-              f"{len(train)} are there to train on, so a step repeats some of them")
+    if config.model in TINY and config.data not in BUILTIN:
+        print(f"data: {config.model} knows only sums such as 7+5-4=?, so texts need --model "
+              f"{SMOLLM} or another real model")
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
     print(f"held out: {counted(len(held_out), 'problem')}, {counted(config.eval_k, 'answer')} "
-          f"each; avg@{config.eval_k} is their mean reward, with its 95 % interval in brackets"
-          + (" (too few to see progress)" if len(held_out) < FEW else ""))
-    return train, held_out, digest_of_both
+          f"each; avg@{config.eval_k} is their mean reward, with its 95 % interval in brackets")
+    return train, held_out, digest(train, held_out)
 
 
-# --------------------------------------------------------------------------------------- rows
+def load_train_and_held_out(
+    data: str, eval_data: str, *, eval_questions: int = 100, columns: str = "", whole: bool = False,
+) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems, which have no problem and no id in common.
+
+    `eval_data`: HELD_OUT, or sets, of which the first `eval_questions` problems each are taken.
+    """
+    train = load_problems(data, columns=columns, whole=whole)
+    if eval_data == HELD_OUT:
+        train, held_out = hold_out(train, eval_questions)
+        print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems held out for "
+              "evaluation, by a hash of their texts (--eval-data names another set instead)")
+    else:
+        held_out = load_problems(eval_data, for_training=False, limit=eval_questions,
+                                 columns=columns, whole=whole)
+    apart = drop_overlap(train, held_out)
+    if not apart:
+        raise SystemExit(f"All of {shown(data)} is held out: name another set with --eval-data.")
+    if len(apart) < len(train):
+        print(f"data: dropped {counted(len(train) - len(apart), 'training problem')} that the "
+              "held-out set contains, too (compared by letters and digits)")
+    return apart, held_out
+
+
+# ----------------------------------------------------------------------------------- names of sets
 def expand(names: str) -> list[tuple[str, int | None]]:
     """`gsm8k,reinforce-ada` -> [(gsm8k, None), (ra-math500, 500), ...]; None: weight = size."""
     return [pair for name in names.split(",") for pair in GROUPS.get(name, {name: None}).items()]
@@ -121,29 +158,52 @@ def require_sets(*flags: str | None) -> None:
             hub_id(name)
 
 
+def hub_id(name: str) -> tuple[str, str, str]:
+    """(org/name, config, split) of a benchmark or hub data set; "" for a part that is not given."""
+    full, _, split = BENCHMARKS.get(name, name).partition("@")
+    repo, _, config = full.partition(":")
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
+        raise SystemExit(
+            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(FILES)}), "
+            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
+    return repo, config, split
+
+
+# --------------------------------------------------------------------------------------------- rows
 def read_file(name: str) -> list[dict]:
-    """All rows of a file."""
-    path = Path(name)
+    """All rows of a file. SystemExit with the line and the words of its reader if it cannot."""
+    path, rows, line = Path(name), [], 0
     try:
         if path.suffix.lower() == ".parquet":
-            from pyarrow.parquet import read_table
-
-            return read_table(path).to_pylist()
+            return rows_of_table(parquet.read_table(path))
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".csv":
-                return list(map(require_whole, csv.DictReader(file, strict=True)))
-            if path.suffix.lower() == ".json":
-                return json.load(file)
-            return [json.loads(line) for line in file if line.strip()]
+                reader = csv.DictReader(file, strict=True)
+                for row in reader:
+                    line = reader.line_num
+                    if None in row:  # its gold may stand in another column
+                        raise ValueError("more cells than the header: quote texts with a comma")
+                    rows.append(row)
+            elif path.suffix.lower() == ".json":
+                rows = json.load(file)
+            else:
+                for line, text in enumerate(file, 1):
+                    rows += [json.loads(text)] if text.strip() else []
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("every problem must be a JSON object")
+        return rows
     except Exception as error:  # Arrow's errors have no common class
-        raise SystemExit(f"Cannot read {shown(name)}: {shown(error, 400)}") from None
+        where = f" at line {line}" if line else ""
+        raise SystemExit(f"Cannot read {shown(name)}{where}: {type(error).__name__}, "
+                         f"{shown(error, 400)}") from None
 
 
-def require_whole(row: dict) -> dict:
-    """A row of a .csv. With an unquoted comma in a problem, its gold would be another column."""
-    if None in row:
-        raise ValueError(f"more cells than the header in {row}: quote texts with a comma")
-    return row
+def rows_of_table(table) -> list[dict]:
+    """The rows of an Arrow table. A float32 of 1234.56 would become 1234.56005859375 in Python."""
+    for i, column in enumerate(table.schema):
+        if str(column.type) == "float":
+            table = table.set_column(i, column.name, table[i].cast("string").cast("float64"))
+    return table.to_pylist()
 
 
 def read_hub(name: str, for_training: bool):
@@ -159,29 +219,39 @@ def read_hub(name: str, for_training: bool):
     splits = [split] if split else ["train"] if for_training else ["test", "train"]
     for split in splits:
         if split in stored:
-            return stored[split]
+            slices = stored[split].with_format("arrow").iter(1000)
+            return (row for table in slices for row in rows_of_table(table))
     raise SystemExit(f"{repo} has no split {' or '.join(splits)}, only {', '.join(stored)}: name "
                      f"one as {repo}@SPLIT.")
 
 
-def hub_id(name: str) -> tuple[str, str, str]:
-    """(org/name, config, split) of a benchmark or hub data set; "" for a part that is not given."""
-    full, _, split = BENCHMARKS.get(name, name).partition("@")
-    repo, _, config = full.partition(":")
-    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
-        raise SystemExit(
-            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(FILES)}), "
-            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
-    return repo, config, split
+# ------------------------------------------------------------------------------------------- a row
+def problem_of(row: dict, id: str, source: str, columns: str = "",
+               whole: bool = False) -> tuple[Problem, set[str]]:
+    """(the problem of a row, the columns that were read). Raises ValueError for broken TeX."""
+    question, _, answer = columns.partition(",")
+    asked, problem = find(row, [question] if question else PROBLEM_KEYS, problem_text)
+    given, gold = find(row, [answer] if answer else ANSWER_KEYS, gold_text)
+    if given == "solution" and len(gold) > LONGEST_SOLUTION and "\\boxed" not in str(row):
+        gold = ""
+    story = find(row, ["Body"], problem_text)[1]  # SVAMP has the question in another column
+    if story and asked == "question":
+        problem = f"{story.strip()} {problem}"
+    level = str(row.get("level", row.get("difficulty", "")))
+    all_columns = json.loads(json.dumps(row, default=str)) if whole else {}
+    return Problem(problem, gold, id, source, level, row=all_columns), {asked, given} - {""}
 
 
-# --------------------------------------------------------------------------------- problem and gold
 def find(row: dict, keys, text_of) -> tuple[str, str]:
-    """(column, text) of the first of these columns that is not empty. a.b is nested."""
+    """(column, text) of the first of these columns that is not empty. a.b is nested.
+
+    Upper and lower case are the same, because SVAMP and others begin names with a capital.
+    """
     for key in keys:
         value = row
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+        for name in key.lower().split("."):
+            columns = value if isinstance(value, dict) else {}
+            value = {str(column).lower(): columns[column] for column in columns}.get(name)
         if text := text_of(value):
             return key, text
     return "", ""
@@ -190,97 +260,117 @@ def find(row: dict, keys, text_of) -> tuple[str, str]:
 def problem_text(value) -> str:
     """The text of a problem; of a list of chat turns the last one of the user."""
     if isinstance(value, list):
-        value = next((turn["content"] for turn in reversed(value) if turn["role"] == "user"), "")
-    return value if isinstance(value, str) and value.strip() else ""
+        turns = [turn for turn in value if isinstance(turn, dict) and turn.get("role") == "user"]
+        value = turns[-1].get("content") if turns else ""
+    return require_sound(value) if isinstance(value, str) and value.strip() else ""
 
 
 def gold_text(value) -> str:
-    r"""`so #### 12` -> 12; `hence \boxed{x}.` -> x; `$\pi$.` -> \pi; 27.0 -> 27; [a, b] -> a, b."""
+    r"""`so #### 12` -> 12; `hence \boxed{x}.` -> x; `$\pi$.` -> \pi; 27.0 -> 27; [a, b] -> a, b.
+
+    A number such as 1e+23 becomes 1 \times 10^{23}, because no answer is written so.
+    """
+    value = as_list(value) if isinstance(value, str) else value
     if isinstance(value, list):
         return ", ".join(filter(None, map(gold_text, value)))
-    if isinstance(value, float):  # a float32 of a .parquet is 1234.56 again, not 1234.56005859375
-        value = str(np.float32(value)) if np.float32(value) == value else str(value)
-        return value.removesuffix(".0")
-    text = str(value).strip() if isinstance(value, str | int) else ""
-    boxed = extract_answer(text)
-    if boxed is not None:
-        return boxed
-    text = text.rpartition("####")[2].strip() if "####" in text else text
-    return "" if "\n" in text else text.strip("$").rstrip(".").strip("$")
+    if isinstance(value, float):
+        value = str(value).removesuffix(".0") if math.isfinite(value) else ""
+    text = str(value) if isinstance(value, str | int) else ""
+    if (boxed := extract_answer(text)) is not None:
+        return require_sound(boxed)
+    text = require_sound(text.rpartition("####")[2]).strip()
+    text = "" if "\n" in text else text.strip("$").rstrip(".").strip("$")
+    if number := POWER_OF_TEN.fullmatch(text):
+        return rf"{number[1]} \times 10^{{{int(number[2])}}}"
+    return text
 
 
-def problem_of(row: dict, place: str, source: str, columns: str, whole: bool) -> tuple:
-    """(the problem of a row, names of its two columns)."""
-    question, _, answer = columns.partition(",")
-    asked, problem = find(row, [question] if question else PROBLEM_KEYS, problem_text)
-    given, gold = find(row, [answer] if answer else ANSWER_KEYS, gold_text)
-    if asked == "question" and row.get("Body"):  # SVAMP has its story in another column
-        problem = f"{row['Body'].strip()} {problem}"
-    level = str(row.get("level", row.get("difficulty", "")))
-    return Problem(problem, gold, f"{source}/{place}", source, level,
-                   row=json.loads(json.dumps(row, default=str)) if whole else {}), (asked, given)
+def as_list(text: str) -> str | list:
+    """The list `['70']`, as pandas writes it to a CSV file, or `['7' '8']`, as numpy writes it.
 
-
-# ---------------------------------------------------------------------------------------- sets
-def keys_of(config) -> dict:
-    """columns: "QUESTION,ANSWER" of files and hub data sets, because those of other sets are fixed.
-    whole: each problem keeps all its columns for the reward, and needs no gold.
+    Another text stays: `[0, 1]` is an interval.
     """
-    return dict(columns=config.columns, whole=bool(config.reward))
+    if TEXT_OF_A_LIST.fullmatch(text.strip()):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return ast.literal_eval(re.sub(r"""(["'])\s+(?=["'])""", r"\1, ", text.strip()))
+    return text
 
 
-def load_problems(name: str, **how) -> list[Problem]:
+def require_sound(text: str) -> str:
+    """`text`. Raises ValueError if it has a control character, or TeX with a single backslash."""
+    for match in BROKEN_TEX.finditer(text):
+        in_math = match.start() == 0 or text.count("$", 0, match.start()) % 2
+        if match["surely"] or in_math:
+            raise ValueError(f"has {match[0]!r} in {shown(repr(text), 80)}")
+    return text
+
+
+# -------------------------------------------------------------------------------------------- sets
+def load_problems(names: str, **options) -> list[Problem]:
     """All problems of `load_sets`, one set after the other."""
-    return sum(load_sets(name, **how), [])
+    return sum(load_sets(names, **options), [])
 
 
-def load_sets(name: str, *, for_training: bool = True, limit: int | None = None,
+def load_sets(names: str, *, for_training: bool = True, limit: int | None = None,
               columns: str = "", whole: bool = False) -> list[list[Problem]]:
-    """Each set of `name`: benchmarks, groups, hub data sets, files or "builtin", joined by commas.
+    """Each set of `names`: benchmarks, groups, hub data sets, files or "builtin", with commas.
 
-    `for_training` chooses the default split, which is train, or test for evaluation (train if there
-    is no test). In training, a problem of an earlier set is dropped from a later one. `limit`: take
-    only this many problems of each set, the first ones.
+    for_training: read the split train, otherwise test (train if there is no test). In training, a
+    problem of an earlier set is dropped from a later one. limit: take only this many problems of
+    each set, the first ones. columns: "QUESTION,ANSWER" of files and hub data sets, because those
+    of other sets are fixed. whole: keep all columns for --reward, which needs no gold.
     """
     split, seen, sets, sources = "train" if for_training else "test", {}, [], Counter()
-    for part, _ in expand(name):
-        if part in BUILTIN:  # they have no flaws, and short texts may repeat
-            rows = BUILTIN[part](split, limit or BUILTIN_COUNT[split])
-            sets.append([replace(problem_of(row, "", part, "", whole)[0], id=row["id"])
-                         for row in rows])
+    for name, _ in expand(names):
+        if name in BUILTIN:  # they have no flaws, and short texts may repeat
+            rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
+            sets.append([problem_of(row, row["id"], name, whole=whole)[0] for row in rows])
             continue
-        rows = read_file(part) if is_file(part) else read_hub(part, for_training)
-        source = Path(part).name if is_file(part) else part  # wherever the file lies
+        rows = read_file(name) if is_file(name) else read_hub(name, for_training)
+        source = Path(name).name if is_file(name) else name  # wherever the file lies
         sources[source] += 1
-        source += f"#{sources[source]}" if sources[source] > 1 else ""
-        sets.append(sift(rows, source, split, columns if is_own(part) else "", limit,
-                         seen if for_training else {}, whole))
+        if sources[source] > 1:
+            source += f"#{sources[source]}"
+        sets.append(sift(rows, source, split, columns if is_own(name) else "", whole, limit,
+                         seen if for_training else {}))
     return sets
 
 
-def sift(rows, source: str, split: str, columns: str, limit, seen: dict,
-         whole: bool) -> list[Problem]:
-    """The rows' problems. Prints how many were dropped, and which columns nobody reads."""
-    problems, dropped, read, names = [], Counter(), {""}, {}
+def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | None,
+         seen: dict[str, str]) -> list[Problem]:
+    """The problems of the rows. Prints how many are dropped, and which columns are read.
+
+    Broken TeX in a file ends the program. In a data set on the hub nobody can mend it.
+    """
+    problems, dropped, read, row = [], Counter(), set(), {}
     for place, row in enumerate(rows):
-        problem, used = problem_of(row, f"{split}/{place}", source, columns, whole)
-        names |= dict.fromkeys(row)
-        read |= {key.partition(".")[0] for key in used}
-        if reason := flaw(problem, seen):
+        try:
+            problem, used = problem_of(row, f"{source}/{split}/{place}", source, columns, whole)
+            reason = flaw(problem, seen)
+        except ValueError as error:
+            if is_file(source.partition("#")[0]):
+                raise SystemExit(
+                    f"Row {place + 1} of {shown(source)} {error}: write each backslash of TeX "
+                    "twice in JSON (\\\\frac), and no other control characters.") from None
+            reason = "with control characters"
+        if reason:
             dropped[reason] += 1
-        else:
-            problems.append(problem)
+            continue
+        problems.append(problem)
+        read |= used
         if len(problems) == limit:
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-    columns = shown(", ".join(map(str, names)), 400)
+    columns = shown(", ".join(map(str, row)), 400)
     if not problems:
         raise SystemExit(f"No row of {shown(source)} can be used ({why or 'it has none'}). Its "
                          f"columns are {columns}: use --columns QUESTION,ANSWER (a nested one as "
                          "parent.child); without golds, use --reward FILE.py:FUNCTION.")
-    print(f"data: {shown(source)}: {counted(len(problems), 'problem')}"
-          f"{f' (dropped {why})' if why else ''}, from the columns "
-          f"{', '.join(sorted(read - {''}))} of {columns}")
+    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} (dropped {why or 'none'}), "
+          f"from the columns {', '.join(sorted(read))} of {columns}")
+    if odd := [match[0] for p in problems if (match := HTML_ENTITY.search(p.problem))]:
+        print(f"WARNING: {counted(len(odd), 'problem')} of {shown(source)} with HTML entities, "
+              f"such as {odd[0]}, which the model sees as they are")
     return problems
 
 
@@ -301,31 +391,6 @@ def flaw(problem: Problem, seen: dict[str, str]) -> str:
 
 
 # ----------------------------------------------------------------------------------------- held out
-def load_train_and_held_out(
-    data: str, eval_data: str, *, eval_questions: int = 100, **keys,
-) -> tuple[list[Problem], list[Problem]]:
-    """(training, held-out) problems, which have no problem and no id in common.
-
-    `eval_data`: HELD_OUT, or sets, of which the first `eval_questions` problems each are taken.
-    """
-    train = load_problems(data, **keys)
-    if eval_data == HELD_OUT:
-        train, held_out = hold_out(train, eval_questions)
-        print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems held out for "
-              "evaluation, by a hash of their texts: about a tenth, and at most --eval-questions "
-              "(--eval-data names another set instead)")
-    else:
-        held_out = load_problems(eval_data, for_training=False, limit=eval_questions, **keys)
-    apart = drop_overlap(train, held_out)
-    if len(apart) < len(train):
-        print(f"data: dropped {counted(len(train) - len(apart), 'training problem')} that the "
-              "held-out set contains, too (compared by letters and digits)")
-    if not apart:
-        raise SystemExit(f"Nothing is left of {shown(data)} to train on, because all of it is in "
-                         "the held-out set, too. Name another set with --eval-data.")
-    return apart, held_out
-
-
 def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
 
@@ -373,8 +438,8 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]
 
 
 def digest(*sets: list[Problem]) -> str:
-    """Equal for the same questions and golds in the same order, whatever the prompts."""
-    rows = [[(p.id, p.problem, p.answer) for p in problems] for problems in sets]
+    """Equal for the same questions, golds and prompts in the same order."""
+    rows = [[(p.id, p.problem, p.answer, p.prompt) for p in problems] for problems in sets]
     counts = " + ".join(str(len(problems)) for problems in sets)
     return f"{counts} problems, {hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]}"
 
@@ -392,21 +457,6 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
     return sound if drop and sound else problems
 
 
-def check_readable(model: str, problems: list[Problem], refuse: bool) -> None:
-    """Refuse (or warn of) problems if most have characters that a built-in model does not know."""
-    if model not in TINY:
-        return
-    built_in = "builtin-skills" if model == "tiny-skills" else "builtin"
-    known = {*"".join(row["problem"] for row in BUILTIN[built_in]("train", 500))}
-    foreign = [p.problem for p in problems if not {*p.problem.strip()} <= known]
-    if 2 * len(foreign) > len(problems):
-        why = (f"{model} reads only problems of --data {built_in}, and not such as "
-               f"{shown(repr(foreign[0]), 80)}: use --model {SMOLLM} or another real model.")
-        if refuse:
-            raise SystemExit(why)
-        print(f"WARNING: {why}")
-
-
 # ---------------------------------------------------------------------------------------- the order
 class Stream:
     """An endless stream of problems. Seed and epoch decide the order in each epoch.
@@ -418,16 +468,13 @@ class Stream:
         self.problems, self.seed, self.cursor = problems, seed, 0
         self.epoch, self.order = None, []
 
-    def take(self, count: int) -> list:
-        taken = []
-        for place in range(self.cursor, self.cursor + count):
-            epoch, position = divmod(place, len(self.problems))
-            if epoch != self.epoch:
-                rng = random.Random(f"order {self.seed} {epoch}")
-                self.epoch, self.order = epoch, rng.sample(self.problems, len(self.problems))
-            taken.append(self.order[position])
-        self.cursor += count
-        return taken
-
     def next(self):
-        return self.take(1)[0]
+        epoch, position = divmod(self.cursor, len(self.problems))
+        if epoch != self.epoch:
+            rng = random.Random(f"order {self.seed} {epoch}")
+            self.epoch, self.order = epoch, rng.sample(self.problems, len(self.problems))
+        self.cursor += 1
+        return self.order[position]
+
+    def take(self, count: int) -> list:
+        return [self.next() for _ in range(count)]

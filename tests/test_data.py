@@ -1,14 +1,23 @@
-"""Rows become problems: bad ones are counted, ids are unique, a share is held out, in an order."""
+"""Rows become problems: files are read as they mean, bad rows are counted, a share is held out."""
+import csv
 import json
+import sys
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
+from helpers import ROOT, lines
+from models import make
 from parts import data
-from parts.data import Problem, drop_overlap, load_problems
+from parts.data import Problem, drop_overlap, gold_text, load_problems
+from rewards import open_grader
 
 
 def write(folder: Path, rows: list[dict], name: str = "set.jsonl") -> str:
@@ -31,18 +40,185 @@ def rows(*texts) -> list[dict]:
 BOX = "Let's think step by step and output the final answer within \\boxed{}."
 
 
-# -------------------------------------------------------------------------------- rows, one by one
-# ---------------------------------------------------------- what of a row the model does not see
-PICK = dict(question="Which of them is a fruit?", choices=["pear", "car"], answer=0, id=7, level=1,
-            passage="A pear grows.", context="", hints=[], input=None)
-TURNS = [dict(role="user", content="1+1=?"), dict(role="assistant", content="\\boxed{2}"),
-         dict(role="user", content="2+3=?")]
-LLAMA = ("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nAnswer in verse.<|eot_id|>"
-         "<|start_header_id|>user<|end_header_id|>\n\n2+3=?<|eot_id|>"
-         "<|start_header_id|>assistant<|end_header_id|>\n\n")
+def loaded(path: Path, content: str | bytes, **how) -> list[tuple[str, str]]:
+    """(problem, gold) of each row of a file with this content."""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return [(p.problem, p.answer) for p in load_problems(str(path), **how)]
 
 
-ENGLISH = ["Tom has 7 apples.", "What is 7+5-4?", "7*5=?", "Is it true?"]
+# ------------------------------------------------------------------------------------------ files
+ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
+
+
+@pytest.mark.parametrize("name, content", [
+    ("list.json", json.dumps(ROWS, indent=1)),
+    ("mark.jsonl", "\ufeff" + "\r\n\r\n".join(map(json.dumps, ROWS))),
+    ("break.jsonl", "\n".join(json.dumps(row | dict(note="a\u2028b"), ensure_ascii=False)
+                              for row in ROWS)),  # a line's end for Python, not for JSON
+    ("mark.csv", "\ufeffanswer,problem\r\n1,p\r\n2,q"), ("Table.CSV", "Problem,Answer\np,1\nq,2"),
+    ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2\n2,r,\n3,,4\n")])  # row numbers are no golds
+def test_files_of_text(tmp_path, name, content):
+    assert loaded(tmp_path / name, content) == [("p", "1"), ("q", "2")]
+
+
+@pytest.mark.parametrize("name, content, words", [
+    ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": "q', "line 3: .*Unterminated"),
+    ("a.csv", "problem,answer\np,1\nIs 1, 2 a list?,3\n", "line 3: .*more cells than the header"),
+    ("a.csv", 'problem,answer\np,1\n"q,2\n', "line 2: .*unexpected end of data"),
+    ("a.json", '[{"problem": "p"},\n {', "line 2 column 3"), ("a.json", '{"a": 1}', "JSON object"),
+    ("a.jsonl", b'{"problem": "\xff"}', "can't decode byte 0xff"),
+    ("a.jsonl", "[1]", "JSON object"), ("a.parquet", "problem", "Parquet")])
+def test_what_a_reader_cannot_read_ends_with_file_line_and_its_words(
+        tmp_path, name, content, words):
+    with pytest.raises(SystemExit, match=f"^Cannot read .*{name}.*{words}"):
+        loaded(tmp_path / name, content)
+    with pytest.raises(SystemExit, match="nothing.*FileNotFoundError"):
+        load_problems(f"{tmp_path}/nothing{Path(name).suffix}")
+
+
+@given(st.sampled_from([*data.FILES]), st.binary(max_size=60) | st.text(
+    "[]{}:,;\"\n\t\\u0$ab1" + "problemanswer", max_size=60).map(str.encode))
+def test_any_bytes_are_problems_or_one_sentence(tmp_path_factory, suffix, content):
+    try:
+        assert loaded(tmp_path_factory.mktemp("any") / f"set{suffix}", content)
+    except SystemExit as stop:
+        assert str(stop).isprintable()
+
+
+# ------------------------------------------------------------------------------------------- rows
+PUBLISHED = lines(ROOT / "tests" / "published_rows.jsonl")  # all mean: What is 2+3? -> 5
+
+
+@pytest.mark.parametrize("row", [pytest.param(one["row"], id=one["set"]) for one in PUBLISHED])
+def test_published_layouts(row):
+    """One row as each published data set has it."""
+    problem, _ = data.problem_of(row, "s/train/0", "s")
+    assert data.asked(problem) == "What is 2+3?" and problem.answer in ("5", "5.0")
+
+
+def test_named_columns_win_also_nested():
+    row = dict(problem="no", answer="no", Body="no", meta=dict(text="yes", Gold=3.0))
+    for columns in ("meta.text,meta.gold", "Meta.Text,META.GOLD"):
+        problem, used = data.problem_of(row, "s/train/0", "s", columns)
+        assert (problem.problem, problem.answer) == ("yes", "3") and used == {*columns.split(",")}
+    assert data.problem_of(row, "s/train/0", "s", "gone,meta.gone")[0].problem == ""
+
+
+def test_a_worked_solution_without_a_box_is_no_gold():
+    long = "+".join(f"x^{{{i}}}" for i in range(60))
+    for column, text, gold in (("solution", "x = 5, " * 40, ""), ("Solution", "7", "7"),
+                               ("solution", f"\\boxed{{{long}}}", long), ("answer", long, long)):
+        assert data.problem_of({"problem": "p", column: text}, "s/0", "s")[0].answer == gold
+
+
+@pytest.mark.parametrize("raw, gold", [
+    ("#### 1,234", "1,234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"),
+    (True, "True"), ("$\\frac12$.", "\\frac12"),
+    ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"),
+    # beside a box, #### is a heading
+    ("#### Step 1\nAdd.\n#### Step 2: Solve\nso \\boxed{5}.", "5"),
+    (["$1$", 1e-7, 2.0], r"1, 1 \times 10^{-7}, 2"), ("6.022E+23", r"6.022 \times 10^{23}"),
+    (1e23, r"1 \times 10^{23}"), ("e5", "e5"), ("1e5 m", "1e5 m"), (float("nan"), ""),
+    ((3 / 2) ** 10, "57.6650390625"),  # a float32 could hold it, too
+    (None, ""), ([], ""), ("  ", ""), ("$", ""), ("two\nlines", "")])
+def test_gold_formats(raw, gold):
+    assert gold_text(raw).strip() == gold
+
+
+@pytest.mark.parametrize("cell, right, wrong", [  # as pandas and numpy write them to a .csv
+    ("['70']", "70", "71"), ('["70"]', "70", "7"), ("[70]", "70", "[71]"), ("[0.5]", "1/2", "5"),
+    (r"['\\frac{1}{2}']", "0.5", "2"), ("['[0, 1]']", "[0,1]", "(0,1)"),
+    ("['1', '2']", "2, 1", "1"), ("['1' '2']", "1, 2", "12"), ("['1'\n '2']", "1, 2", "1"),
+    ("[0, 1]", "[0,1]", "0")])  # the interval
+def test_the_text_of_a_list_is_its_elements_from_the_file_to_a_verdict(
+        tmp_path, cell, right, wrong):
+    with open(tmp_path / "a.csv", "w") as file:
+        csv.writer(file).writerows([("problem", "answer"), ("p", cell)])
+    (problem,) = load_problems(f"{tmp_path}/a.csv")
+    with open_grader("", 0.5) as grader:
+        for answer in (right, wrong):
+            grader.submit(answer, problem, SimpleNamespace(text=f"\\boxed{{{answer}}}"))
+        assert [grader.result(answer).reward for answer in (right, wrong)] == [1, 0]
+
+
+def test_numbers_of_a_parquet_file_are_the_shortest_with_this_value(tmp_path):
+    golds = ["1234.56", "27", "0.1", "16777216", r"1 \times 10^{23}", ""]
+    column = pa.array([1234.56, 27, 0.1, 2**24, 1e23, np.nan], pa.float32())
+    parquet.write_table(pa.table(dict(answer=column)), tmp_path / "set.parquet")
+    assert [gold_text(row["answer"]) for row in data.read_file(f"{tmp_path}/set.parquet")] == golds
+
+
+BROKEN = [r"\frac{5}{6}", r"Let $\theta = 1$", r"$x \neq 2$", r"$2\times 3$", r"the $\rho$ of",
+          r"$\nu$", r"$a \ne b$", r"\beta", r"\nabla f", r"$\tan x$", r"\text{cm}", r"\right)",
+          r"\boxed{5}", r"\u0007lpha", r"\u000bec v", r"a\u007f", r"\u0000", r"\u001b[2J"]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("column", ["problem", "answer"])
+def test_tex_with_single_backslashes_in_json_ends_the_loading(tmp_path, broken, column, capsys):
+    """JSON reads "\\frac" as a form feed and "rac": the gold would be wrong, and nobody sees it."""
+    sound = dict(problem="p", answer="1")
+    row = json.dumps(sound | {column: "BROKEN"}).replace("BROKEN", broken)
+    with pytest.raises(SystemExit, match="^Row 2 of a.jsonl has .*backslash of TeX twice") as stop:
+        loaded(tmp_path / "a.jsonl", json.dumps(sound) + "\n" + row)
+    assert str(stop.value).isprintable()
+    doubled = row.replace("\\", "\\\\")
+    sound["problem"] = "q"
+    assert len(loaded(tmp_path / "a.jsonl", json.dumps(sound) + "\n" + doubled)) == 2
+
+
+@pytest.mark.parametrize("sound", [
+    "Add.\n\tThen stop.\r\nWhat is it?\n", "Let\nu = 3 and\ne = 2,\ni.e. both.", "$$\nu = 3\n$$",
+    "x\ty\tan\to\n1\t2", "For $3\neach\nunder\nequal\nnotes", "\\theta\n\\neq\t\\times"])
+def test_white_space_of_sound_problems_stays(tmp_path, sound):
+    row = dict(problem=sound, answer="1")
+    assert loaded(tmp_path / "a.jsonl", json.dumps(row)) == [(sound, "1")]
+
+
+def test_html_entities_are_counted_and_stay(tmp_path, capsys):
+    texts = ["Is 3 &lt; 4?", "a&nbsp;b", "R&#38;D", "What&#x27;s up?", "5 &times; 6",
+             "a & b; c", "&;"]
+    write(tmp_path, rows(*texts))
+    assert [p.problem for p in load_problems(f"{tmp_path}/set.jsonl")] == texts
+    assert ("WARNING: 5 problems of set.jsonl with HTML entities, such as &lt;,"
+            in capsys.readouterr().out)
+
+
+# ---------------------------------------------------------------------------------------- the hub
+def test_names_lead_to_splits_for_training_and_evaluation(monkeypatch):
+    def rows(*texts):
+        table = pa.table(dict(question=list(texts), answer=pa.array([1234.56] * len(texts), "f4")))
+        return SimpleNamespace(with_format=lambda kind: SimpleNamespace(iter=lambda _: [table]))
+
+    hub = {("openai/gsm8k", "main"): dict(train=rows("a"), test=rows("b")),
+           ("me/only_train", None): dict(train=rows("c", "$\x0crac$", "d")),
+           ("me/odd", None): dict(aime=rows("e"), amc=rows("f"))}
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(
+        load_dataset=lambda repo, config: hub[repo, config]))
+    monkeypatch.setattr(data, "ask_hub", lambda repo: None)
+    assert load_problems("gsm8k")[0] == Problem("a", "1234.56", "gsm8k/train/0", "gsm8k")
+    for name, for_training, texts in (
+            ("gsm8k", False, ["b"]), ("openai/gsm8k:main@test", True, ["b"]),
+            ("me/only_train", False, ["c", "d"]),  # nobody can mend what is on the hub
+            ("me/odd@amc", True, ["f"])):
+        found = load_problems(name, for_training=for_training)
+        assert [p.problem for p in found] == texts
+    with pytest.raises(SystemExit, match="no split train, only aime, amc: name one as me/odd@SPL"):
+        load_problems("me/odd")
+    with pytest.raises(SystemExit, match="me/gone could not be loaded"):
+        load_problems("me/gone")
+    assert data.expand("gsm8k,reinforce-ada")[:2] == [("gsm8k", None), ("ra-math500", 500)]
+
+
+@pytest.mark.slow
+def test_a_float32_of_the_real_library_is_its_own_gold(monkeypatch):
+    import datasets
+
+    kinds = datasets.Features(problem=datasets.Value("string"), answer=datasets.Value("float32"))
+    made = datasets.Dataset.from_dict(dict(problem=["p"], answer=[1234.56]), features=kinds)
+    monkeypatch.setattr(data, "ask_hub", lambda repo: None)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: dict(train=made))
+    assert load_problems("me/numbers")[0].answer == "1234.56"
 
 
 # -------------------------------------------------------------------------------- several sets
@@ -90,26 +266,19 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
         assert [p.problem for p in train + held_out] == ["mine", text]
 
 
-# ---------------------------------------------------------------------------------------- odd golds
-def with_golds(*golds, source="s") -> list[Problem]:
-    return [Problem(gold, gold, gold, source) for gold in golds]
-
-
 # ----------------------------------------------------------------------------------------- held out
 def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path, capsys):
     file = numbered(tmp_path, 300)
     train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert (f"{len(held_out)} of the 300 problems held out for evaluation, by a hash of their "
-            "texts: about a tenth, and at most --eval-questions"
-            ) in capsys.readouterr().out
+    assert f"{len(held_out)} of the 300 problems held out" in capsys.readouterr().out
     assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
         assert train and held_out and len(train) + len(held_out) == count
     for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
-        with pytest.raises(SystemExit, match="all of it is in the held-out set, too. Name another"):
+        with pytest.raises(SystemExit, match="is held out: name another set"):
             data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
 
 
@@ -130,10 +299,10 @@ def texts_of(problems) -> list[str]:
 @given(ROWS, ROWS, MOST, st.randoms())
 def test_what_is_held_out_stays_so_when_rows_are_added(rows, more, most, rng):
     """At the cap too nothing that was trained on is held out; below it, the other way round."""
-    known = data.sift(rows, "s", "train", "", None, {}, False)
+    known = data.sift(rows, "s", "train", "", False, None, {})
     (train, held_out), (_, later) = [
         map(texts_of, data.hold_out(rng.sample(problems, len(problems)), most))
-        for problems in (known, data.sift(more + rows, "s", "train", "", None, {}, False))]
+        for problems in (known, data.sift(more + rows, "s", "train", "", False, None, {}))]
     assert not {*train} & {*later}
     small = [p for p in known if int(data.fingerprint(p), 16) < 0.1 * 2**256]
     if len(later) < most and small:
@@ -152,7 +321,7 @@ def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path
     one, other = (Problem(each, "8", each, "s") for each in (text, like))
     assert one.problem != other.problem and data.fingerprint(one) == data.fingerprint(other)
     assert drop_overlap([one], [other]) == []
-    assert len(data.sift(rows(text, like), "s", "train", "", None, {}, False)) == 1
+    assert len(data.sift(rows(text, like), "s", "train", "", False, None, {})) == 1
 
 
 def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, capsys):
@@ -193,4 +362,15 @@ def test_a_stream_shows_every_problem_once_per_epoch():
         assert again.take(11) == sum(epochs, [])[cursor:cursor + 11]
 
 
-# ------------------------------------------------------------------------------ defaults, built-in
+# -------------------------------------------------------------------------------------- for resume
+def test_the_digest_notices_other_problems_and_other_prompts(tmp_path):
+    file = write(tmp_path, [dict(problem="7+15-4=?", answer="18")])
+
+    def digests(**changed):
+        config = dict(data="builtin", eval_data="builtin", eval_questions=4, eval_k=2, columns="",
+                      reward="", template="chat", max_prompt_tokens=99, model="tiny") | changed
+        grader = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
+        return data.load_data(SimpleNamespace(**config), make.build_tokenizer(), grader)[2]
+
+    changed = digests(), digests(eval_questions=5), digests(template="none"), digests(data=file)
+    assert digests() == changed[0] and len({*changed}) == 4
