@@ -48,14 +48,6 @@ def gone(file: Path):
     return lambda: shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-def a_folder(file: Path):
-    """Where a file should be, there is a folder."""
-    def spoil():
-        file.unlink(missing_ok=True)
-        file.mkdir()
-    return spoil
-
-
 def adapter_of(value: float, fewer: int = 0):
     def spoil():
         file = LAST / "adapter_model.safetensors"
@@ -178,12 +170,10 @@ REFUSED = {
          text(MINE / "config.json", '{"config": {}}')),
     ],
     "explore.py": [
-        ("runs/mine --steps 5-2", "--steps takes a step such as 7"),
         ("runs/none", "no folder of a run"),
         ("runs/mine", "no folder of a run that has finished a step", lambda: [
             gone(MINE / f"{log}.jsonl")() for log in ("metrics", "eval")]),
         ("runs/mine", "config.json cannot be read", text(MINE / "config.json", "{")),
-        ("runs/mine", "-> 'runs/mine/explore.html'", a_folder(MINE / "explore.html")),
     ],
     "recipes.export": [
         ("runs/main made", "runs/main has no adapter_config.json: name a run or an adapter"),
