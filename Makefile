@@ -3,6 +3,7 @@
 # make check  set everything up, lint, and run the tests that need no engine
 # make test   the tests of make check, and an end-to-end run of the main features
 # make test-all  every test (CONTRIBUTING.md has the durations)
+# make test-rest  the tests that make test leaves out
 # make bench  set everything up and measure rollouts (a few minutes)
 # make extras packages for the tests of notebook, page, trackers and TRL, which are skipped without them
 # make notebook  the extras and JupyterLab, which opens walkthrough.ipynb
@@ -29,7 +30,7 @@ INSTALL := $(UV) pip install --python .venv/bin/python
 ELSEWHERE := --extra-index-url $(TORCH_CPU) --index-strategy unsafe-best-match
 endif
 
-.PHONY: setup extras notebook demo real check test test-all bench
+.PHONY: setup extras notebook demo real check test test-all test-rest bench
 setup: .venv/installed
 
 .venv/installed: requirements-cpu.txt
@@ -65,6 +66,9 @@ test: setup
 
 test-all: setup
 	$(PYTEST)
+
+test-rest: setup
+	$(PYTEST) -m "not ($(QUICK) or core)"
 
 bench: setup
 	.venv/bin/python bench/measure.py rollouts
