@@ -50,16 +50,16 @@ def ratio(above: list[float], below: list[float]) -> str:
 
 @contextlib.contextmanager
 def project(*flags: str):
-    """The state of minirl.main before its first step, in runs/bench, which is always new."""
+    """The state of minirl.main before its first step, in runs/bench, which has no checkpoint."""
     from parts.config import parse
     import minirl
     from rewards import open_grader
 
-    config = parse([*flags, "--name", "bench"])
-    with open_grader(config.reward, config.threshold) as grader:
+    config, folder = parse([*flags, "--name", "bench"]), Path("runs/bench")
+    with minirl.claim(folder, False), open_grader(config.reward, config.threshold) as grader:
         # afterwards the server has loaded math-verify
         grader.grade([("1", "\\boxed{2}"), ("\\frac12", "\\boxed{0.25+x}")])
-        yield minirl.set_up(Path("runs/bench"), config, grader)
+        yield minirl.set_up(folder, config, grader)
 
 
 def draw(run, **settings) -> list:

@@ -1,6 +1,5 @@
 """The arithmetic of the benchmarks, and the GPU part end to end on the CPU with a small model."""
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,17 +17,17 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
     assert measure.ratio([2, 30, 4], [1, 10, 1]) == "3.00 (2.00 to 4.00)"
 
 
-def test_both_sides_are_timed_on_the_samplers_own_samples(monkeypatch):
-    """In turn, each after a first time."""
-    samples = [SimpleNamespace(rollout=SimpleNamespace(token_ids=[3] * k, finished=k))
-               for k in (4, 6)]
-    groups = [SimpleNamespace(problem=SimpleNamespace(prompt_ids=[1, 2]), pool=samples)]
-    asked = []
-    monkeypatch.setattr(measure, "draw", lambda run, M: asked.append(M) or groups)
-    monkeypatch.setattr(measure, "bare_generate", lambda _, work: asked.append(work))
-    row = measure.against_vllm(SimpleNamespace(engine=None), dict(M=8))
-    assert asked == [8] + [8, [([1, 2], 4), ([1, 2], 6)], [([1, 2], 40)]] * 6
-    assert row[:2] == ["2", "6"]
+@pytest.mark.engine
+def test_the_sampler_is_measured_beside_vllm(tmp_path):
+    """The answers of both sides are as many, and the table becomes a page."""
+    elsewhere = (f"import sys; sys.path[:0] = ['{ROOT}/bench']\n"
+                 f"import pathlib, store; store.RESULTS = pathlib.Path('{tmp_path}')")
+    run_program("bench/measure.py", "rollouts", "--batch-prompts", "2", "--max-tokens", "8",
+                cwd=tmp_path, before=elsewhere)
+    rows = [row.strip("| ").split(" | ") for row in
+            (tmp_path / "rollouts.md").read_text().splitlines() if row.startswith("| ")]
+    assert [row[0] for row in rows] == ["rounds", "4 of 8", "2 of 16", "one"]
+    assert rows[3][1:3] == ["32", "8"]  # 2 prompts with 16 answers each, one token in a step
 
 
 @pytest.mark.engine
