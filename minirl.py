@@ -64,7 +64,6 @@ from parts.probe import Probe, start_probe
 from parts.prompts import require_embedded, stop_ids
 from parts.log import Log, say_how_to_resume, timed
 from parts.routing_replay import note_routes, replaying, require_routes
-from parts.text import shown
 from rewards import open_grader
 
 
@@ -201,15 +200,7 @@ def evaluate_if_due(run: Run, log: Log) -> None:
         temperature=config.temperature, seed=f"{config.seed}/{step}")
     run.engine.clear_cache()  # or a resumed run, whose cache is empty, would round differently
     log.evaluation(rows)
-    draw(run.folder)
-
-
-def draw(folder: Path) -> None:
-    """curves.png, for people who look at a run that lasts a night."""
-    try:
-        draw_run(folder)
-    except (Exception, SystemExit) as error:  # a missing picture must not end the run
-        print(f"curves.png was not drawn: {type(error).__name__}: {shown(error)}")
+    draw_run(run.folder)  # curves.png; if this fails, it prints a line
 
 
 # ------------------------------------------------------------------------------ the update

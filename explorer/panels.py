@@ -132,7 +132,7 @@ def draw_run(folder: Path) -> None:
         with replacing(folder / "curves.png") as writing:  # so nobody opens an incomplete file
             figure.savefig(writing, dpi=110, format="png")
     except Exception as error:  # of the disk, of a font, of matplotlib
-        print(f"curves.png could not be drawn: {shown(error)}")
+        print(f"curves.png was not drawn: {type(error).__name__}: {shown(error)}")
 
 
 def figure_of(run: dict):

@@ -2,9 +2,7 @@
 import contextlib
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -139,16 +137,6 @@ def test_the_loop_logs_evaluates_and_saves_each_step(monkeypatch, tmp_path, firs
     said.evaluated = run.state["step"]  # a resumed run does not repeat a complete evaluation
     minirl.evaluate_if_due(run, said)
     assert seen[-1] == "close"
-
-
-@pytest.mark.parametrize("error", [
-    ValueError("Key backend: 'module://matplotlib_inline.backend_inline' is not a valid value"),
-    ModuleNotFoundError("No module named 'matplotlib'"), OSError(28, "No space left on device"),
-    SystemExit("runs/mine is no folder of a run that has finished a step")])
-def test_a_picture_that_cannot_be_drawn_costs_one_line(monkeypatch, capsys, error):
-    monkeypatch.setattr(minirl, "draw_run", mock.Mock(side_effect=error))
-    minirl.draw(Path("runs/mine"))
-    assert f"curves.png was not drawn: {type(error).__name__}: " in capsys.readouterr().out
 
 
 def test_the_engine_sleeps_while_gvm_measures_gradients_and_is_synced_after_it(monkeypatch):

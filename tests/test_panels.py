@@ -68,13 +68,14 @@ def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys, monkeypatc
     with monkeypatch.context() as broken:
         broken.setattr(panels, "smooth", lambda values: 1 / 0)
         panels.draw_run(run)
-    assert capsys.readouterr().out == "curves.png could not be drawn: division by zero\n"
+    said = "curves.png was not drawn: ZeroDivisionError: division by zero\n"
+    assert capsys.readouterr().out == said
     assert picture.read_bytes() == b"old"
     picture.unlink()
     (picture / "full").mkdir(parents=True)
     panels.draw_run(run)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("curves.png could not be drawn: ") and "directory" in line
+    assert line.startswith("curves.png was not drawn: ") and "directory" in line
 
 
 def test_every_panel_is_explained_under_its_title():
