@@ -45,7 +45,7 @@ class Log:
         state, step = self.run.state, self.run.state["step"]
         for key in ("samples", "tokens", "seconds"):
             state[f"{key}_total"] += metrics[key]
-        row = dict(step=step, **metrics) | totals(state)
+        row = state | metrics
         self.history.append(row)
         append(self.folder / "metrics.jsonl", row)
         self.track("log", numbers_of("train", row))
@@ -69,8 +69,7 @@ class Log:
         for q, problem in enumerate(self.run.held_out):
             append(self.folder / "answers.jsonl",
                    answer_row(state["step"], problem, rows[q * k:(q + 1) * k], [*results]))
-        lines = {name: dict(step=state["step"], **totals(state), data=name,
-                            temperature=config.temperature, **result)
+        lines = {name: state | dict(data=name, temperature=config.temperature) | result
                  for name, result in results.items()}
         append(self.folder / "eval.jsonl", *lines.values())  # last, in one write: see `restore`
         self.evaluated = state["step"]
@@ -97,11 +96,6 @@ class Log:
               f"      continue it with  {python()} minirl.py --name {self.config.name} "
               f"--resume --steps {max(200, 2 * self.run.state['step'])}")
         self.track("finish")
-
-
-def totals(state: dict) -> dict:
-    """Samples, tokens and seconds of the training so far."""
-    return {key: value for key, value in state.items() if key.endswith("_total")}
 
 
 def answer_row(step: int, problem, answers: list[dict], sets: list[str]) -> dict:

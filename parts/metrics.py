@@ -1,10 +1,7 @@
 """Computes the numbers that are logged of a step.
 
 metrics.jsonl has a line per step (`summarize`, `diagnostics`). groups.jsonl has a line per recorded
-prompt, with every answer and the numbers of its tokens (docs/runs.md explains the columns). To read
-some of them without the run viewer:
-
-    jq '.prompt, (.pool[] | {reward, kept, text})' runs/NAME/groups.jsonl
+prompt, with every answer and the numbers of its tokens (docs/runs.md explains the columns).
 """
 import functools
 import math

@@ -38,8 +38,7 @@ def claim(folder: Path, resume: bool):
     if others and "starts" not in read_config(folder):  # or an evaluation would lose its log
         raise SystemExit(f"{folder} holds something else than a run: choose another --name.")
     if saved and not resume:
-        raise SystemExit(f"{folder} exists already: add --resume to continue it, or choose "
-                         "another --name.")
+        raise SystemExit(f"{folder} exists already: add --resume, or choose another --name.")
     if saved:
         return lock
     if any(row["step"] > 1 for row in read_rows(folder / "metrics.jsonl")):
@@ -81,8 +80,7 @@ def note_start(folder: Path, config: dict, train: list, held_out: list, **inputs
 def digests_of_files(config: dict) -> dict[str, str]:
     """The digests of the user's files for rewards and prompts, by their flags."""
     files = dict(reward=config["reward"].rpartition(":")[0], template=config["template"])
-    return {flag: digest_of(name) for flag, name in files.items()
-            if Path(name).expanduser().is_file()}
+    return {flag: digest_of(name) for flag, name in files.items() if Path(name).is_file()}
 
 
 def require_same(folder: Path, inputs: dict) -> None:
@@ -97,17 +95,14 @@ def require_same(folder: Path, inputs: dict) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that affect the numbers."""
-    installed = {package.name: package.version for package in importlib.metadata.distributions()
-                 if package.name in PACKAGES}  # one of the two vLLMs
-    return dict(python=sys.version.split()[0]) | installed
+    installed = {package.name: package.version for package in importlib.metadata.distributions()}
+    numbers = {name: installed[name] for name in PACKAGES if name in installed}  # one vLLM of two
+    return dict(python=sys.version.split()[0]) | numbers
 
 
 # ------------------------------------------------------------------------------ checkpoints
 def save(run, keep_every: int = 0) -> Path:
-    """Write checkpoints/step-XXXXXX of everything on which later steps depend. Returns its path.
-
-    The newest two are kept, and those of every `keep_every`-th step permanently (0: none).
-    """
+    """Write checkpoints/step-XXXXXX of everything on which later steps depend. Returns its path."""
     import torch
     from safetensors import SafetensorError
 

@@ -103,7 +103,7 @@ CUTS = [  # one start after the other: (how it ends, exit code, the last step th
     (at(2, "parts.run_folder.save", signal.SIGKILL), -9, 1),  # the logs know a step more
     (at(1, "parts.policy.load_policy", signal.SIGKILL), -9, 1),  # while it starts
     (at(2, "torch.save", signal.SIGKILL), -9, 2),  # in the middle of a checkpoint
-    (at(5, "parts.evaluation.as_row", signal.SIGTERM), 143, 2),  # in the evaluation of step 3
+    (at(5, "parts.evaluation.as_row", signal.SIGTERM), 143, 3),  # in the evaluation after step 3
     (at(2, "torch.nn.utils.clip_grad_norm_", signal.SIGINT), 130, 4),  # in an update
     (SMALL_DISK, 1, 4),
 ]
