@@ -100,9 +100,10 @@ def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], 
     if not config.reward:
         check_golds(held_out, grader)
         train = check_golds(train, grader, drop=True)
-    if config.model in TINY and config.data not in BUILTIN:
-        print(f"data: {config.model} knows only sums such as 7+5-4=?, so texts need --model "
-              f"{SMOLLM} or another real model")
+        if config.model in TINY and re.search(r"[^\W\d_]{3}", train[0].problem):  # a word
+            raise SystemExit(
+                f"{config.model} reads only problems of --data builtin and builtin-skills, and not "
+                f"{shown(repr(train[0].problem), 80)}: use --model {SMOLLM} or another real model.")
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
     print(f"held out: {counted(len(held_out), 'problem')}, {counted(config.eval_k, 'answer')} "
           f"each; avg@{config.eval_k} is their mean reward, with its 95 % interval in brackets")

@@ -211,4 +211,4 @@ def require_embedded(path: str, tokenizer, problems: list) -> None:
             raise SystemExit(
                 f"The prompt of {shown(repr(problem.problem), 80)} has the token "
                 f"{in_words(tokenizer, [largest])} (id {largest}), but the model's embedding has "
-                f"only {rows} rows: use the tokenizer that belongs to the model.")
+                f"{rows} rows: use the tokenizer that belongs to the model.")

@@ -372,5 +372,7 @@ def test_the_digest_notices_other_problems_and_other_prompts(tmp_path):
         grader = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
         return data.load_data(SimpleNamespace(**config), make.build_tokenizer(), grader)[2]
 
+    with pytest.raises(SystemExit, match="^tiny reads only problems of --data builtin .* 'How"):
+        digests(data=write(tmp_path, rows("How many?"), "texts.jsonl"))
     changed = digests(), digests(eval_questions=5), digests(template="none"), digests(data=file)
     assert digests() == changed[0] and len({*changed}) == 4

@@ -268,7 +268,6 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
     assert around == {"<|user|>...<|assistant|>"}  # one template for both
     said = capsys.readouterr().out
     assert said.count("2 of 3 golds cannot be read by math-verify, such as '??'") == 2
-    assert "too few to see progress" in said
     config = replace(config, reward="mine.py:score")  # decides alone what is right
     assert [*map(len, load_data(config, make.build_tokenizer(), grader)[:2])] == [3, 3]
 

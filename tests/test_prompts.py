@@ -264,7 +264,7 @@ def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path, capsys)
     assert words.convert_tokens_to_ids("<39>") > 384
     assert ends_of(path, words) == {"<|endoftext|>", "<|im_end|>"}
     require_embedded(path, words, add_prompts(asked("1+1=?"), words, "chat", 700))
-    with pytest.raises(SystemExit, match=f"token {first} .* has only 384 rows") as stop:
+    with pytest.raises(SystemExit, match=f"token {first} .* has 384 rows") as stop:
         require_embedded(path, words, add_prompts(asked("1+1=?", f"{first}?"), words, "chat", 700))
     assert f"'{first}?'" in str(stop.value) and str(stop.value).isprintable()
     with pytest.raises(SystemExit, match=f"--stop: the model has no token '{first}'"):

@@ -99,9 +99,9 @@ BAD_TEMPLATES = [
     ("a.jinja", "{{ problem }", "--template a.jinja cannot be rendered"),
     ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
     ("a.jinja", "{{ question }}", "a.jinja does not show the problem"),
-    ("a.jinja", "\xff\xfe{{ problem }}", "no text in UTF-8"),
-    ("a.json", '[{"role": "user", "content": "{question}"}]', "or no turns with {problem}"),
-    ("a.json", "{", "or no turns with {problem}"),
+    ("a.jinja", "\xff\xfe{{ problem }}", "can't decode byte"),
+    ("a.json", '[{"role": "user", "content": "{question}"}]', "no turn has {problem}"),
+    ("a.json", "{", "cannot read a.json (Expecting property name"),
 ]
 BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
     ("scores = lambda: 0", "has no attribute 'score'"),
@@ -152,13 +152,13 @@ REFUSED = {
         ("--out out --data mth500", "builtin-words, math500"),
         *((f"{FITS} --limit 1 --template {name}", words, text(name, content))
           for name, content, words in BAD_TEMPLATES),
-        (f"{FITS} --template poem", "cannot read poem (No such file or directory): it takes"),
+        (f"{FITS} --template poem", "cannot read poem ([Errno 2] No such file"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
         (FITS, "out holds something else than an evaluation: name another folder by --out",
          text("out/notes.txt", "mine")),
         (f"{OUT} --adapter runs/mime", "runs/mime has no adapter_config.json: name a run or an"),
         (f"{OUT} --model ./nowhere", "There is no model"),
-        (f"{FITS} --max-tokens 5000", "40 + 5000: add --max-prompt-tokens 256 --max-tokens 768"),
+        (f"{FITS} --max-tokens 5000", "40 + 5000 tokens, but at most 1024 work with"),
         (f"{FITS} --max-prompt-tokens 3", "over 3 tokens"),
         (f"{FITS} --stop <|nothing|>", "no token '<|nothing|>'; known ends: <|endoftext|>"),
         (f"--out out {GROWN}", BEYOND, a_token_more),
