@@ -59,9 +59,11 @@ def passes(place: Path, test: str) -> bool:
     """Whether a test, or a function of tests with all its parameters, passes in the copy."""
     if not (child := os.fork()):
         be_pytest(place, test)
-    _, status = os.waitpid(child, 0)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what the tests have left
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:  # also after Ctrl-C
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what the test has left
     return os.waitstatus_to_exitcode(status) == 0
 
 
