@@ -12,13 +12,13 @@ pass@k  the probability that at least one of k answers is right; unbiased (arXiv
 
 A score says nothing without its protocol. For example, Qwen2.5-Math-1.5B has 33 % or 62 % on
 MATH-500, depending on the template (docs/after_training.md). So the protocol is printed and stored
-with every result, with digests of the model's and the adapter's contents. The same command
+with every result, and has digests of the model's and the adapter's files. The same command
 continues an interrupted evaluation.
 
-An adapter's run decides model, lengths, temperature and k, and its held-out problems are asked. Its
-folder may come from somebody else. So numbers, names and problems are taken from it, and no file
-that it names is opened, except those of its base model, whose name is printed. Reading a model
-executes nothing (parts/models.py). A reward function or a template file needs its flag again.
+An adapter's run decides model, lengths, temperature and k, and its held-out problems are asked. A
+run may come from somebody else, so nothing in its folder is executed, and a reward or a template
+file that it names must be given again. Its base model is used wherever it is, and its name is
+printed, because reading a model executes nothing (parts/models.py).
 """
 import os
 from dataclasses import asdict, dataclass, replace
@@ -204,21 +204,26 @@ def load_asked(config: Flags, run: Path | None) -> list[list[Problem]]:
 
 
 # ----------------------------------------------------------------------------------------- results
-def show_results(summary: dict, rows: list[dict], unit: str) -> None:
+def show_results(title: str, rows: list[dict], protocol: dict) -> dict:
+    """Prints and returns the summary of one policy's answers."""
+    unit, k = unit_of(protocol["reward"]), protocol["k"]
+    summary = report_all(rows, k, protocol["weights"])
+    print(f"\n{title}")
     for name, one in summary["sets"].items():
         shares = ", ".join(f"{key} {one[key]:.1%}" for key in (
             "correct", "no_box", "truncated", "verifier_failures"))
-        print(f"\n{shown(name)}, {counted(one['questions'], 'question')}: avg@{one['k']} "
-              f"{interval(one, unit)}\n  pass@{one['k']} {one['pass'][one['k']]:.1%}, {shares}, "
+        print(f"{shown(name)}, {counted(one['questions'], 'question')}: avg@{k} "
+              f"{interval(one, unit)}\n  pass@{k} {one['pass'][k]:.1%}, {shares}, "
               f"{one['response_length']:.0f} tokens")
         if parts := ", ".join(f"{key} {one[key]:{unit}}" for key in one if key.startswith(PART)):
             print(f"  {parts}")
     if len(summary["sets"]) > 1:
-        print(f"\nweighted: {interval(summary['weighted'], unit)}")
+        print(f"weighted: {interval(summary['weighted'], unit)}")
     failed = [row for row in rows if row["status"] in NO_VERDICT]
     for row in failed[:1]:  # because they are no wrong answers
         print(f"WARNING: no verdict on {len(failed)} of {len(rows)} answers, such as answer "
               f"{row['sample']} of {shown(row['id'])}: {row['status']}, {shown(row['why'])}")
+    return summary
 
 
 def show_comparison(changes: dict, unit: str) -> str:
@@ -240,26 +245,21 @@ def main(argv: list[str] | None = None) -> None:
     if flags.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a small model is slower with more threads
     problems, protocol = problems_and_protocol(flags)
-    folder, unit, k = Path(protocol["out"]), unit_of(flags.reward), flags.k
-    file, base = folder / "eval.jsonl", folder / "base.jsonl"
+    folder, k = Path(protocol["out"]), flags.k
     with take(folder):
         require_same_protocol(folder / "protocol.json", protocol)
-        sample_missing(problems, protocol, file, base)
-        rows = with_rewards(stored(file, problems, k))
-        summary = report_all(rows, k, protocol["weights"])
+        sample_missing(problems, protocol, folder)
+        rows = with_rewards(stored(folder / "eval.jsonl", problems, k))
         if flags.base:
-            rows_of_base = with_rewards(stored(base, problems, k))
-            summary["base"] = report_all(rows_of_base, k, protocol["weights"])
-            print("\nthe base model:", end="")
-            show_results(summary["base"], rows_of_base, unit)
-            print("\nwith the adapter:", end="")
-        show_results(summary, rows, unit)
+            of_base = with_rewards(stored(folder / "base.jsonl", problems, k))
+            base = show_results("the base model", of_base, protocol)
+        summary = show_results("with the adapter" if flags.adapter else "results", rows, protocol)
         if flags.base:
-            before_Q = means_Q(rows_of_base, k)
-            summary["difference"] = compare(rows, k, before_Q, protocol["weights"])
-            summary["verdict"] = show_comparison(summary["difference"], unit)
+            changes = compare(rows, k, means_Q(of_base, k), protocol["weights"])
+            said = show_comparison(changes, unit_of(flags.reward))
+            summary |= dict(base=base, difference=changes, verdict=said)
         write_json(folder / "summary.json", summary)
-        print(f"\nresults: {shown(folder)}")
+        print(f"all of it is in {shown(folder)}")
 
 
 def require_same_protocol(file: Path, protocol: dict) -> None:
@@ -280,30 +280,30 @@ def require_same_protocol(file: Path, protocol: dict) -> None:
         print(f"{key:12} {shown(protocol[key], 1000)}")
 
 
-def sample_missing(problems, protocol: dict, file: Path, base: Path) -> None:
-    """Append to `file` the answers that it lacks, and with --base to `base` those of the base."""
-    files = [base, file] if protocol["base"] else [file]
-    for incomplete in files:
-        keep_rows(incomplete, is_sample)  # an interruption may have cut the last line
-    if not any(None in stored(one, problems, protocol["k"]) for one in files):
+def sample_missing(problems, protocol: dict, folder: Path) -> None:
+    """Append missing answers to eval.jsonl, and with --base those of the base to base.jsonl."""
+    base, adapted = folder / "base.jsonl", folder / "eval.jsonl"
+    files = [base, adapted] if protocol["base"] else [adapted]
+    for file in files:
+        keep_rows(file, is_sample)  # an interruption may have cut the last line
+    if not any(None in stored(file, problems, protocol["k"]) for file in files):
         return
+    how = {name: protocol[name] for name in ("k", "max_tokens", "temperature", "seed")}
     with open_grader(protocol["reward"], protocol["threshold"]) as grader:
         if not protocol["reward"]:
             check_golds(problems, grader)
         engine, policy = start(protocol)
 
         def draw(file: Path) -> None:
-            for row in draw_samples(
-                    engine, grader, problems, protocol["k"], protocol["max_tokens"],
-                    done=read_rows(file, is_sample), temperature=protocol["temperature"],
-                    seed=protocol["seed"]):
+            done = read_rows(file, is_sample)
+            for row in draw_samples(engine, grader, problems, done=done, **how):
                 append(file, row)
 
         if protocol["base"]:
             draw(base)
         if policy:
             engine.sync(policy)
-        draw(file)
+        draw(adapted)
 
 
 def stored(file: Path, problems, k: int) -> list[dict | None]:

@@ -1,8 +1,5 @@
 """Evaluation, shared by minirl.py and eval.py: k answers to every problem, and their statistics.
 
-avg@k   the mean reward of a question's k answers, averaged over questions
-pass@k  the probability that at least one of k answers is right; unbiased (arXiv 2107.03374, Eq. 1)
-
 Results are computed from rows `in_order`, k answers per question. _Q: one entry per question.
 """
 import math

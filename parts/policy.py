@@ -176,6 +176,9 @@ def load_adapter(path: str, adapter: str, dtype: str):
     if odd:
         raise SystemExit(f"{shown(adapter)} is not a plain LoRA adapter ({shown(listed(odd))}): "
                          "merge it into its model and evaluate that.")
+    named = str(made.get("base_model_name_or_path") or path)
+    if Path(named).name != Path(path).name:  # layers of the same sizes would fit
+        print(f"WARNING: this adapter names {shown(named)} as its model, not {shown(path)}")
     try:
         policy = PeftModel.from_pretrained(load_model(path, dtype), adapter)
         reason = misfit(policy, adapter)

@@ -2,6 +2,7 @@
 import json
 import math
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from parts.evaluation import (bootstrap, compare, draw_samples, evaluate, in_ord
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import files
+from parts.config import parse as config_of
 from parts.data import Problem, load_train_and_held_out
 from parts.models import tiny_folder
 from parts.run_folder import run_of
@@ -55,7 +57,8 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(ca
     sets["b"][0] |= dict(finish_reason="length", status="timeout", why="")
     rows = sets["a"] + sets["b"]
     for shown in (weights, dict(b=1)):
-        evaluation.show_results(report_all(rows, 4, shown), rows, ".1%")
+        protocol = dict(k=4, reward="", weights=shown)
+        assert evaluation.show_results("title", rows, protocol) == report_all(rows, 4, shown)
         said = capsys.readouterr().out
         assert "b, 3 questions: avg@4 66.7% [" in said
         assert ("weighted: " in said) == (len(shown) > 1)
@@ -223,7 +226,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
                     seed=3, max_tokens=9, base=False, adapter="some" if policy else "")
     there, file = json.dumps(sampled(PROBLEMS)[0]) + "\n", tmp_path / "eval.jsonl"
     file.write_text(2 * there + '{"data": "mine", "id')
-    evaluation.sample_missing(PROBLEMS, protocol, file, tmp_path / "base.jsonl")
+    evaluation.sample_missing(PROBLEMS, protocol, tmp_path)
     assert started == [dict(
         max_model_len=90, dtype="auto", max_num_seqs=1, memory_share=0.5, temperature=0.3,
         stop_token_ids=[2], seed=3, lora_rank=12 if policy else 8, sync_mode=sync,
@@ -272,7 +275,7 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
         assert [one["avg"] for one in sets] == [-17 / 4, -8 / 3]
         assert [one["verifier_failures"] for one in sets] == [1 / 4, 1 / 3]
         assert sets[0]["reward/half"] == (-5 - 4 + 0 - 3) / 8  # a part that is missing is 0
-        evaluation.show_results(summary, rows, ".3g")
+        evaluation.show_results("title", rows, dict(k=1, reward="x", weights=dict(a=1, b=1)))
         said = capsys.readouterr().out
         assert "WARNING: no verdict on 2 of 7 answers, such as " in said
         assert "\n  reward/half -1.5, reward/rest -1.5\n" in said
@@ -370,6 +373,27 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert (elsewhere.max_tokens, elsewhere.temperature, elsewhere.k) == (33, 0.9, 32)
     # a checkpoint of no run
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
+
+
+def test_a_path_in_the_home_is_found_whichever_flag_names_it(tmp_path, monkeypatch):
+    """In `--adapter=~/x` a shell leaves the ~, as in `--data=a,~/b`, but does not in `--out ~/x`."""
+    own_run(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "judge.py").write_text("score = len")
+    (tmp_path / "turns.json").write_text('[{"role": "user", "content": "{problem}"}]')
+    shutil.copytree(MODEL, tmp_path / "model")
+    flags = settled("--adapter=~/runs/own", "--model=~/model", "--data=gsm8k,~/mine.jsonl",
+                    "--template=~/turns.json", "--reward=~/judge.py:score", "--out=~/out")
+    found = [flags.adapter, flags.model, flags.template, flags.reward, flags.out]
+    assert all(value.startswith(f"{tmp_path}/") for value in found)
+    assert flags.data == f"gsm8k,{tmp_path}/mine.jsonl"
+    trained = config_of(["--model=~/model", "--data=~/mine.jsonl", "--eval-data=~/mine.jsonl",
+                         "--template=~/turns.json", "--reward=~/judge.py:score"])
+    assert [trained.model, trained.data, trained.eval_data, trained.template, trained.reward] == [
+        f"{tmp_path}/{name}" for name in (
+            "model", "mine.jsonl", "mine.jsonl", "turns.json", "judge.py:score")]
+    with pytest.raises(SystemExit, match="no model ~nobody/model"):
+        settled("--model=~nobody/model")
 
 
 def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_path, capsys):
