@@ -376,8 +376,8 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
 
 
 def test_a_path_in_the_home_is_found_whichever_flag_names_it(tmp_path, monkeypatch):
-    """In `--adapter=~/x` a shell leaves the ~, as in `--data=a,~/b`, but does not in `--out ~/x`."""
-    own_run(tmp_path)
+    """A shell leaves the ~ of `--adapter=~/x` and of `--data a,~/b` as it is."""
+    own_run(tmp_path, columns="frage,loesung")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "judge.py").write_text("score = len")
     (tmp_path / "turns.json").write_text('[{"role": "user", "content": "{problem}"}]')
