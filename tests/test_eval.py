@@ -392,8 +392,8 @@ def test_a_path_in_the_home_is_found_whichever_flag_names_it(tmp_path, monkeypat
     assert [trained.model, trained.data, trained.eval_data, trained.template, trained.reward] == [
         f"{tmp_path}/{name}" for name in (
             "model", "mine.jsonl", "mine.jsonl", "turns.json", "judge.py:score")]
-    with pytest.raises(SystemExit, match="no model ~nobody/model"):
-        settled("--model=~nobody/model")
+    with pytest.raises(SystemExit, match="no model ~no-user/model"):
+        settled("--model=~no-user/model")
 
 
 def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_path, capsys):
