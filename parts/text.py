@@ -1,7 +1,4 @@
-"""Makes text safe to print, with the same words for the same results everywhere.
-
-Every module may import this one, which imports no other module of the project.
-"""
+"""Makes text safe to print, with the same words for the same results everywhere."""
 import contextlib
 import os
 import sys
@@ -35,10 +32,7 @@ def unit_of(reward: str) -> str:
 
 
 def interval(one: dict, unit: str) -> str:
-    """An average with its 95% interval, in a format such as `.1%`.
-
-    If all problems have the same result, the bootstrap gives no interval.
-    """
+    """An average with its 95% interval, which is a point if all problems have the same result."""
     if one["ci_low"] == one["ci_high"]:
         return f"{one['avg']:{unit}} (no interval, because all problems have the same result)"
     return f"{one['avg']:{unit}} [{one['ci_low']:{unit}}, {one['ci_high']:{unit}}]"

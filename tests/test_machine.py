@@ -83,7 +83,7 @@ def test_the_engines_cache_is_a_whole_number_of_gib(gpu, space):
     configure_vllm(on_cpu=True)
     assert machine.os.environ["VLLM_CPU_KVCACHE_SPACE"] == space  # what a user sets is kept
     give(gpu, None)
-    with pytest.raises(ValueError, match=f"a whole number of GiB, not '{space}'"):
+    with pytest.raises(ValueError, match=f"a whole number from 1, not '{space}'"):
         machine.this_machine()
 
 
