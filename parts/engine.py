@@ -78,7 +78,7 @@ class Engine:
 
     `sync_mode`: "merge" reloads merged weights in place, because vLLM's LoRA kernels decode 2.7
     times slower on a CPU. "adapter" swaps the LoRA adapter, so no update is rounded into a base of
-    16 bits. `with_defaults` (parts/config.py) chooses the default of a run.
+    16 bits.
     `dtype`: float32, bfloat16, float16, or fp8 (8 bits for the linear layers' weights, bfloat16 for
     the rest). `kv_cache_dtype`: auto or fp8. `routes`: record the experts of every rollout.
     `architecture`: the model's config, which --sync adapter needs.

@@ -240,8 +240,7 @@ def try_largest_batch(run) -> None:
     """Run the largest possible micro-batch, so that a lack of memory shows up now."""
     config = run.config
     context = config.max_prompt_tokens + config.max_tokens
-    count = max(1, config.micro_tokens // context)
-    rows = [Sequence([0] * context, prompt_length=1) for _ in range(count)]
+    rows = [Sequence([0] * context, prompt_length=1)] * max(1, config.micro_tokens // context)
     run.engine.sleep()
     lp_T, _ = token_logprobs(run.policy, rows, config.temperature)
     run.policy.loss_scale.scale(lp_T.mean()).backward()

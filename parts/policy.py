@@ -76,11 +76,10 @@ def adapted_layers(config) -> list[str]:
 def adapt_in_bfloat16(policy) -> None:
     """Let every adapted layer compute in bfloat16, as the engine does. A and B stay float32.
 
-    PEFT 0.21 would copy the input of each layer to float32 and multiply there, so forward and
-    backward would move 1.8 times as many bytes. `torch.autocast` keeps these copies (1.4 times).
-    Without them it still scales and adds one after the other (1.2 times). Log-probs and gradients
-    are equally close to float32 in all of these. If PEFT renames what `adapted` uses,
-    tests/test_policy.py fails.
+    PEFT 0.21 would copy the input of each layer to float32, so forward and backward would move 1.8
+    times as many bytes. With `torch.autocast` it would be 1.4 times, and 1.2 times without these
+    copies. Log-probs and gradients would be as close to float32 as here. If PEFT renames what
+    `adapted` uses, tests/test_policy.py fails.
     """
     for layer in policy.modules():
         if hasattr(layer, "get_delta_weight"):
