@@ -331,21 +331,22 @@ def collect(
     Raises ValueError for a config that cannot work, RuntimeError if answers never come back.
     """
     config.validate()
-    if config.rule.allocates == "by history" and estimator is None:
+    allocates = config.rule.allocates
+    if allocates == "by history" and estimator is None:
         raise ValueError(f"{config.sampler} needs an Estimator, which is kept from step to step")
     collector = Collector(config, engine, grader, more)
     sizes = [config.rule.round_size for _ in problems]
-    if config.rule.allocates == "by history":
+    if allocates == "by history":
         sizes = sizes_from_history(problems, config.M, estimator)
     for problem, size in zip(problems, sizes):
         collector.add(problem, size)
     collector.drive()
-    if config.rule.allocates == "by pilots":
-        sample_after_pilots(collector, grad_norms)
-        collector.drive()
-    if config.rule.allocates == "by history":
+    if allocates == "by history":
         for group in collector.groups:
             estimator.update(group)
+    if allocates == "by pilots":
+        sample_after_pilots(collector, grad_norms)
+        collector.drive()
     return collector.groups
 
 
@@ -498,7 +499,7 @@ def allocate_gvm(p: list[float], norms: list[float], total: int, alpha: float, b
 
 
 class Estimator:
-    """ada-est's running pass rates of the prompts (Ada-EMA, v3 Alg. 1). Its state is plain JSON.
+    """ada-est's running pass rates of the prompts (Ada-EMA, v3 Alg. 1), as plain JSON.
 
     A problem's `.id` identifies it. In the first epoch all rates are equal: each prompt gets M.
     """
@@ -515,12 +516,6 @@ class Estimator:
         T, K = self.counts.get(str(group.problem.id), (0.0, 0.0))
         drawn, correct = len(group.judged), sum(s.correct for s in group.judged)
         self.counts[str(group.problem.id)] = [EST_DECAY * T + drawn, EST_DECAY * K + correct]
-
-    def state_dict(self) -> dict[str, list[float]]:
-        return {key: list(counts) for key, counts in self.counts.items()}
-
-    def load_state_dict(self, state: dict[str, list[float]]) -> None:
-        self.counts = {key: list(counts) for key, counts in state.items()}
 
 
 def sizes_from_history(problems: list, M: int, estimator: Estimator) -> list[int]:

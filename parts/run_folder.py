@@ -111,7 +111,7 @@ def save(run, keep_every: int = 0) -> Path:
                   loss_scale=run.policy.loss_scale.state_dict())
     sizes = {log.name: log.stat().st_size for log in logs_of(run.folder)}
     state = run.state | dict(
-        cursor=run.stream.cursor, estimator=run.estimator.state_dict(), logs=sizes)
+        cursor=run.stream.cursor, estimator=run.estimator.counts, logs=sizes)
     try:
         with replacing(final) as writing:
             writing.mkdir(parents=True)
@@ -156,7 +156,7 @@ def restore(run) -> None:
                                 run.schedule.lr_lambdas):
         group["lr"] = lr * share(run.schedule.last_epoch)
     run.stream.cursor = state.pop("cursor")
-    run.estimator.load_state_dict(state.pop("estimator"))
+    run.estimator.counts = state.pop("estimator")
     run.state |= state
     last = [row["step"] for row in read_rows(run.folder / "eval.jsonl")][-1:]
     complete = last == [state["step"]]  # an evaluation writes this log last

@@ -285,24 +285,19 @@ def test_dapo_refills_and_drops(hopeless):
             assert len(run(problems, config("dapo"), more=nothing)) == 6
 
 
-def test_the_estimator_forgets_slowly_and_its_state_is_a_copy():
+def test_the_estimator_forgets_slowly_and_its_counts_are_its_state():
     estimator, problem = Estimator(), Coin("x", 0.5)
     assert estimator.pass_rate(problem) == 0.5
     estimator.update(Group(0, problem, [sample(i, i < 2) for i in range(8)]))
     estimator.update(Group(0, problem, [sample(i, i < 5) for i in range(10)]))
     T, K = 0.9 * 8 + 10, 0.9 * 2 + 5
     assert math.isclose(estimator.pass_rate(problem), (K + 0.5) / (T + 1))
-    state = json.loads(json.dumps(estimator.state_dict()))
     other = Estimator()
-    other.load_state_dict(state)
-    other.update(Group(0, problem, [sample(0, True)]))
-    estimator.state_dict()["x"][0] = 99
-    assert estimator.state_dict() == state != other.state_dict()  # nothing is shared
-    other.load_state_dict({"y": [1, 1]})
-    other.load_state_dict(state)
-    assert other.state_dict() == state  # what came before is forgotten
+    other.counts = json.loads(json.dumps(estimator.counts))  # as a checkpoint has them
+    assert other.pass_rate(problem) == estimator.pass_rate(problem)
+    other.counts.clear()
     run(mixed(8), config(), estimator=other)  # only ada-est remembers
-    assert [*other.counts] == ["x"]
+    assert not other.counts
 
 
 def test_a_prompt_that_gvm_does_not_draw_again_is_known_by_its_pilots():
