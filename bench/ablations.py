@@ -1,9 +1,9 @@
-"""Two studies: objective, with the paper's ablations of MiniRL on an MoE model, and precision, with
-the gaps between engine and trainer.
+"""Draws the pages of two studies whose runs have cells: objective, and precision.
 
-As in the paper, the mini-batch is fixed and the batch consists of N of them, so every cell has the
-same number of gradient steps and answers. N is the age of the last ones. bench/results/objective.md
-explains the flags in a cell's name, such as low-N4-r3-clip-is.
+The study objective has the paper's ablations of MiniRL on an MoE model. As in the paper, the
+mini-batch is fixed and the batch consists of N of them, so every cell has the same number of
+gradient steps and answers. N is the age of the last ones. bench/results/objective.md explains the
+flags in a cell's name, such as low-N4-r3-clip-is.
 """
 from functools import partial
 from statistics import mean, median

@@ -1,4 +1,4 @@
-"""Breaks the code on purpose, one line at a time, and checks that a named test fails.
+"""Checks that a named test fails if a line of the code is broken on purpose.
 
     python bench/mutate.py                  # every mutant
     python bench/mutate.py --only minirl    # those of minirl.py, after a change of its tests

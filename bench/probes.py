@@ -1,4 +1,4 @@
-"""The study probe: which faults two versions of the probe noticed, and which sound runs they ended.
+"""Draws the page of the study probe, which compared two versions of the probe.
 
 bench/results/probe.md was written before the comparison. A row of probe.jsonl with the part
 "faults" tells whether a fault was noticed at the start, and after how many steps later (0: never).

@@ -1,4 +1,4 @@
-"""Tables and pictures of the studies of adaptive sampling, which have ended.
+"""Draws the pages of the studies of adaptive sampling, which have ended.
 
 bench/plan.md was written before the runs. It says what is compared and which result counts as what.
 For each run the evaluations are stored with the cost until then, and for the skills

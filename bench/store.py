@@ -1,4 +1,4 @@
-"""Helpers of the studies: runs in a file, differences with an interval and a word, tables.
+"""Has what all studies need of stored runs: their file, intervals, words and tables.
 
 The file is bench/results/STUDY.jsonl, with a line for each run. A line says how the run was made
 (`command`, or the whole `config`) and has the logs by columns, with six significant digits:

@@ -1,7 +1,7 @@
-"""Writes the page of a study from its stored runs, and first trains planned runs that are missing.
+"""Writes the page of a study from its stored runs.
 
     python bench/study.py skills --draw             # page and pictures from stored runs
-    python bench/study.py grpo --processes 2        # trains missing runs first
+    python bench/study.py grpo --processes 2        # trains first what is missing
     python bench/study.py mine --add runs/a runs/b  # adds finished runs to a study
 
 The runs are the lines of bench/results/STUDY.jsonl (see store.py), and the page is
