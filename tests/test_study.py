@@ -40,7 +40,8 @@ def finished(tmp_path):
            dict(step=1, entropy=1 / 3, reward_first_round=0.5, spent={"all": 8}, **spent),
            dict(step=2, reward_first_round=0.5, spent={"none": 8}, **spent))
     append(run / "eval.jsonl", dict(step=2, avg=2 / 3, ci_low=0.6, ci_high=0.7, data="builtin", k=8,
-                                    questions=9, truncated=0.01, **{"pass": {"1": 0.6, "8": 0.9}}, **spent))
+                                    questions=9, truncated=0.01, **spent,
+                                    **{"pass": {"1": 0.6, "8": 0.9}}))
     return run
 
 
