@@ -30,7 +30,7 @@ from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_nu
                           common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
                           require_effect, size_of, with_home)
 from parts.data import (HELD_OUT, Problem, check_golds, digest, expand, fingerprint, is_own,
-                        load_sets, require_sets)
+                        load_problems, require_sets)
 from parts.evaluation import (compare, draw_samples, in_order, is_sample, means_Q, report_all,
                               with_rewards)
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
@@ -185,21 +185,21 @@ def load_asked(config: Flags, run: Path | None) -> list[list[Problem]]:
     """The sets of --data. `held-out` are the problems that the adapter's run has held out."""
     most, stored = config.limit or None, read_json(run / "problems.json") if run else {}
     if config.data != HELD_OUT:
-        sets = load_sets(config.data, for_training=False, limit=most, columns=config.columns,
-                         whole=bool(config.reward))
+        problems = load_problems(config.data, for_training=False, limit=most,
+                                 columns=config.columns, whole=bool(config.reward))
         if run:
             trained = {*stored["trained"]}
-            count = sum(fingerprint(problem)[:16] in trained for problem in sum(sets, []))
-            print(f"the run was trained on {count} of these {sum(map(len, sets))} problems")
-        return sets
-    if not run:
+            count = sum(fingerprint(problem)[:16] in trained for problem in problems)
+            print(f"the run was trained on {count} of these {len(problems)} problems")
+    elif not run:
         raise SystemExit("--data held-out needs --adapter RUN: name other data.")
-    problems = [Problem(**row) for row in stored["held_out"]]
-    if config.reward and not all(problem.row for problem in problems):
-        raise SystemExit(f"{shown(run)} was trained without --reward, so it did not keep the "
-                         "columns of its held-out problems: name other data.")
-    if settings(run)["eval_data"] == HELD_OUT:  # a share of the data, which is one set
-        problems = [replace(problem, source=HELD_OUT) for problem in problems]
+    else:
+        problems = [Problem(**row) for row in stored["held_out"]]
+        if config.reward and not all(problem.row for problem in problems):
+            raise SystemExit(f"{shown(run)} was trained without --reward, so it did not keep the "
+                             "columns of its held-out problems: name other data.")
+        if settings(run)["eval_data"] == HELD_OUT:  # a share of the data, which is one set
+            problems = [replace(problem, source=HELD_OUT) for problem in problems]
     return [[*of_set][:most] for _, of_set in groupby(problems, lambda problem: problem.source)]
 
 

@@ -307,34 +307,29 @@ def require_sound(text: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------- sets
-def load_problems(names: str, **options) -> list[Problem]:
-    """All problems of `load_sets`, one set after the other."""
-    return sum(load_sets(names, **options), [])
-
-
-def load_sets(names: str, *, for_training: bool = True, limit: int | None = None,
-              columns: str = "", whole: bool = False) -> list[list[Problem]]:
-    """Each set of `names`: benchmarks, groups, hub data sets, files or "builtin", with commas.
+def load_problems(names: str, *, for_training: bool = True, limit: int | None = None,
+                  columns: str = "", whole: bool = False) -> list[Problem]:
+    """The problems of all sets: benchmarks, groups, hub data sets, files or "builtin", with commas.
 
     for_training: read the split train, otherwise test (train if there is no test). In training, a
     problem of an earlier set is dropped from a later one. limit: take only this many problems of
     each set, the first ones. columns: "QUESTION,ANSWER" of files and hub data sets, because those
     of other sets are fixed. whole: keep all columns for --reward, which needs no gold.
     """
-    split, seen, sets, sources = "train" if for_training else "test", {}, [], Counter()
+    split, seen, problems, sources = "train" if for_training else "test", {}, [], Counter()
     for name, _ in expand(names):
         if name in BUILTIN:  # they have no flaws, and short texts may repeat
             rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
-            sets.append([problem_of(row, row["id"], name, whole=whole)[0] for row in rows])
+            problems += [problem_of(row, row["id"], name, whole=whole)[0] for row in rows]
             continue
         rows = read_file(name) if is_file(name) else read_hub(name, for_training)
         source = Path(name).name if is_file(name) else name  # wherever the file lies
         sources[source] += 1
         if sources[source] > 1:
             source += f"#{sources[source]}"
-        sets.append(sift(rows, source, split, columns if is_own(name) else "", whole, limit,
-                         seen if for_training else {}))
-    return sets
+        problems += sift(rows, source, split, columns if is_own(name) else "", whole, limit,
+                         seen if for_training else {})
+    return problems
 
 
 def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | None,
@@ -361,13 +356,13 @@ def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | 
         read |= used
         if len(problems) == limit:
             break
-    why = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "none"
     columns = shown(", ".join(map(str, row)), 400)
     if not problems:
-        raise SystemExit(f"No row of {shown(source)} can be used ({why or 'it has none'}). Its "
+        raise SystemExit(f"No row of {shown(source)} can be used (dropped: {why}). Its "
                          f"columns are {columns}: use --columns QUESTION,ANSWER (a nested one as "
                          "parent.child); without golds, use --reward FILE.py:FUNCTION.")
-    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} (dropped {why or 'none'}), "
+    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} (dropped {why}), "
           f"from the columns {', '.join(sorted(read))} of {columns}")
     if odd := [match[0] for p in problems if (match := HTML_ENTITY.search(p.problem))]:
         print(f"WARNING: {counted(len(odd), 'problem')} of {shown(source)} with HTML entities, "
@@ -396,12 +391,11 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
     """(training, held-out): about a tenth is held out, at least one problem and at most `most`.
 
     A hash of each text decides. If rows are added, no trained problem becomes held out. As long as
-    fewer than `most` are held out, no held-out problem becomes trained (but in a set of a few
-    problems, of which none has a low hash, a new one can take the place of the only one).
+    fewer than `most` are held out, no held-out problem becomes trained, either.
     """
     ranked = sorted(problems, key=fingerprint)
-    count = sum(int(fingerprint(problem), 16) < HELD_OUT_SHARE * 2**256 for problem in ranked)
-    held_out = ranked[:max(1, min(count, most))]
+    low = [p for p in ranked if int(fingerprint(p), 16) < HELD_OUT_SHARE * 2**256]
+    held_out = low[:most] or ranked[:1]
     chosen = {problem.id for problem in held_out}
     return [problem for problem in problems if problem.id not in chosen], held_out
 

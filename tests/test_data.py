@@ -238,7 +238,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     """A prompt that is there twice would have two memories in ada-est, and be drawn twice."""
     one, two = numbered(tmp_path, 30, "a.jsonl"), numbered(tmp_path, 30, "b.jsonl", start=20)
     spaced = write(tmp_path, rows(" What is\n3 times  4?", "x"), "c.jsonl")
-    with pytest.raises(SystemExit, match="a.jsonl#2 can be used .30 double"):
+    with pytest.raises(SystemExit, match="a.jsonl#2 can be used .dropped: 30 double"):
         load_problems(f"{one},{one}")
     names = f"{one},{two},{spaced}"
     loaded = load_problems(names)
@@ -250,7 +250,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     train, held_out = data.load_train_and_held_out(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
     capsys.readouterr()
-    assert [len(s) for s in data.load_sets(names, for_training=False)] == [30, 30, 2]
+    assert len(load_problems(names, for_training=False)) == 30 + 30 + 2
     assert "double" not in capsys.readouterr().out
 
 
