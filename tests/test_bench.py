@@ -43,14 +43,14 @@ def test_the_gpus_part_runs_on_a_cpu(tmp_path):
 @pytest.mark.slow
 def test_the_verifier_is_compared_with_math_verify_on_the_answers_in_logs(tmp_path, capsys):
     """An evaluation's eval.jsonl and a run's groups.jsonl; the same answer counts once."""
-    answers = [("1,2", r"\boxed{2} and \boxed{1}"), ("0", r"\boxed{x^2=0}"), ("5", r"\boxed{5}"),
+    answers = [("1", r"\boxed{1 foot}."), ("0", r"\boxed{x^2=0}"), ("5", r"\boxed{5}"),
                ("5", r"\boxed{5}"), ("5", r"\boxed{5}, so \boxed{5"), ("5", "5")]
     rows = [dict(data="some", gold=gold, text=text) for gold, text in answers]
     (tmp_path / "eval.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     table = measure.verifier(str(tmp_path), str(ROOT / "tests/explore_run/one"))
     assert table[1] == [f"{tmp_path.name}, some", "5", "3", "2", "2", "1", "1"]
     assert table[2][0] == "one, builtin" and table[2][5:] == ["0", "0"]
-    assert [row[1] for row in table[4:]] == ["gold `1,2`", "gold `0`"]
+    assert [row[1] for row in table[4:]] == ["gold `1`", "gold `0`"]
     said = capsys.readouterr().out
     assert "gold '0', here wrong, math-verify True" in said and "2 differences in" in said
 
