@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-from course import check
+from course import submission
+from course.check import lab_and_file
 from parts.files import read_rows
 
-OWN, YOURS = (check.ROOT / "runs" / f"course-{whose}" for whose in ("own", "yours"))
+OWN, YOURS = (submission.ROOT / "runs" / f"course-{whose}" for whose in ("own", "yours"))
 SHORT = "--steps 20 --batch-prompts 12 --eval-every 20 --eval-questions 60 --eval-k 4".split()
 FLAGS = {  # flags with which a lab's functions make a difference
     "lab_4": ["--weighting", "log"],
@@ -42,9 +43,9 @@ COMPARED = {  # the second is what lab 8's functions make
 def written(labs: list[str]) -> dict:
     """lab -> the functions that are written. Names the others; SystemExit if none is written."""
     found = {}
-    for lab, file in map(check.lab_and_file, labs):
-        functions = check.load(lab, file)
-        found[lab] = {name: own for name, own in functions.items() if not check.is_empty(own)}
+    for lab, file in map(lab_and_file, labs):
+        functions = submission.load(lab, file)
+        found[lab] = {name: own for name, own in functions.items() if not submission.is_empty(own)}
         for name in functions.keys() - found[lab].keys():
             print(f"{lab}: {name} is not written yet, so the project's own is used")
     if not any(found.values()):
@@ -68,7 +69,7 @@ def run_both(found: dict, flags: list[str]) -> None:
     config = parse(["--name", YOURS.name, *flags])
     with contextlib.ExitStack() as stack:
         for lab, functions in found.items():
-            stack.enter_context(check.in_place(lab, functions))
+            stack.enter_context(submission.in_place(lab, functions))
         stack.enter_context(say_how_to_resume(config))
         minirl.main(config)
 
@@ -95,7 +96,7 @@ def main() -> None:
     parser.add_argument("--with", dest="labs", nargs="+", required=True, metavar="lab_N")
     args, rest = parser.parse_known_args()
     found = written(args.labs)
-    os.chdir(check.ROOT)
+    os.chdir(submission.ROOT)
     for folder in (OWN, YOURS):
         shutil.rmtree(folder, ignore_errors=True)
     try:

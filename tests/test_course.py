@@ -8,11 +8,15 @@ tests/lab_solutions.jsonl has files by people who knew only the notes and the la
 right files in different styles, and files with one mistake, of which it has the functions that
 differ from a right file. `said` are the lines that explain the first counterexample, mostly none.
 """
+import contextlib
 import inspect
 import itertools
 import json
+import os
 import pkgutil
 import re
+import signal
+import socket
 import subprocess
 import sys
 import types
@@ -23,7 +27,7 @@ import torch
 
 import minirl
 from bench.mutate import mutated
-from course import bugs, check, grade, train
+from course import bugs, check, grade, submission, train
 from course.checks import Wrong, must_be, spelled
 from helpers import HANG, ROOT, lines
 from parts import logprobs
@@ -33,7 +37,7 @@ CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
 SOLUTIONS = lines(ROOT / "tests/lab_solutions.jsonl")
 RIGHT = [row for row in SOLUTIONS if "right" in row]
-LABS = list(check.HOMES)
+LABS = list(submission.HOMES)
 BUGS = bugs.bugs()
 
 
@@ -68,27 +72,51 @@ def solution(lab: str, mutant: dict | None = None) -> dict:
             return vars(getattr(changed, owner) if owner else changed)[name]
         return vars(pkgutil.resolve_name(place_name))[name]
 
-    found = {name: find(where, name) for name, where in check.HOMES[lab].items()}
+    found = {name: find(where, name) for name, where in submission.HOMES[lab].items()}
     if lab == "lab_1":
         found["bandit_gradient"] = bandit_of(find("minirl", "objective"))
     return found
 
 
-def problems(results) -> list[str]:
-    return [result.problem for result in results if result.problem]
+@contextlib.contextmanager
+def forked(lab: str, functions: dict):
+    """A student whose process is a fork of this one, so that it can have any functions."""
+    ours, theirs = socket.socketpair()
+    if not (child := os.fork()):
+        ours.close()
+        try:
+            submission.serve(lab, functions, Path("mine.py"), theirs, submission.SECONDS)
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        yield check.started(check.Student(ours), Path("mine.py"))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        ours.close()
+
+
+def results_of(lab: str, functions: dict) -> list:
+    with forked(lab, functions) as student:
+        return list(check.grade(lab, student))
+
+
+def problems(lab: str, functions: dict) -> list[str]:
+    return [result.problem for result in results_of(lab, functions) if result.problem]
 
 
 # ------------------------------------------------------------------------------- labs that grade
 @pytest.mark.parametrize("lab", LABS)
 def test_the_projects_own_functions_get_all_points(lab):
-    results = list(check.grade(lab, solution(lab)))
-    assert problems(results) == []
+    results = results_of(lab, solution(lab))
+    assert [result.problem for result in results if result.problem] == []
     assert sum(result.points for result in results) == 10
 
 
 @pytest.mark.parametrize("way", [row for row in CHANGED if "right" in row], ids=lambda r: r["lab"])
 def test_what_is_right_and_written_otherwise_does_too(way):
-    assert problems(check.grade(way["lab"], solution(way["lab"], way))) == []
+    assert problems(way["lab"], solution(way["lab"], way)) == []
 
 
 def graded(row: dict) -> list[str]:
@@ -97,8 +125,10 @@ def graded(row: dict) -> list[str]:
     space = {}
     for code in (base.get(row.get("of"), ""), row["code"]):
         exec(compile(code, row["lab"], "exec"), space)
-    found = check.grade(row["lab"], {name: space[name] for name in check.HOMES[row["lab"]]})
-    return list(itertools.islice((one.problem for one in found if one.problem), 1))
+    functions = {name: space[name] for name in submission.HOMES[row["lab"]]}
+    with forked(row["lab"], functions) as student:
+        found = (one.problem for one in check.grade(row["lab"], student) if one.problem)
+        return list(itertools.islice(found, 1))
 
 
 @pytest.mark.parametrize("right", [0.001, 1.0, 9.9, 123.0])
@@ -138,7 +168,7 @@ def test_what_students_get_wrong_fails_with_a_message_of_its_own(lab):
     mutants = [mutant for mutant in MUTANTS if mutant["lab"] == lab]
     said = {}
     for mutant in mutants:
-        found = problems(check.grade(lab, solution(lab, mutant)))
+        found = problems(lab, solution(lab, mutant))
         said.setdefault(found[0] if found else "nothing", []).append(mutant["why"])
     assert len(mutants) >= 5 and "nothing" not in said, said.get("nothing")
     assert [whys for whys in said.values() if len(whys) > 1] == []
@@ -146,11 +176,10 @@ def test_what_students_get_wrong_fails_with_a_message_of_its_own(lab):
 
 @pytest.mark.parametrize("lab", LABS)
 def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signature(lab):
-    functions = check.load(lab)
-    results = list(check.grade(lab, functions))
-    assert len(problems(results)) == len(results)
-    assert all(result.problem.endswith("is not written yet") for result in results)
-    for name, where in check.HOMES[lab].items():
+    functions = submission.load(lab)
+    said = [result.problem for result in results_of(lab, functions)]
+    assert all(problem.endswith("is not written yet") for problem in said)
+    for name, where in submission.HOMES[lab].items():
         own = vars(pkgutil.resolve_name(where))[name]
         asked, real = inspect.signature(functions[name]), inspect.signature(own)
         assert list(asked.parameters) == list(real.parameters)
@@ -161,7 +190,7 @@ def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signa
 def test_the_project_has_its_own_functions_back_afterwards():
     before = minirl.token_logprobs, logprobs.token_logprobs
     functions = dict(response_states=len, token_logprobs=sorted)
-    with pytest.raises(RuntimeError), check.in_place("lab_2", functions):
+    with pytest.raises(RuntimeError), submission.in_place("lab_2", functions):
         assert logprobs.response_states is len
         assert minirl.token_logprobs is logprobs.token_logprobs is sorted  # where it is imported
         raise RuntimeError
@@ -216,25 +245,25 @@ def said_by(main, capsys, monkeypatch, *words) -> str:
 
 @pytest.mark.parametrize("lab, text, sentences", FILES)
 def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab, text, sentences):
-    monkeypatch.setattr(check, "SECONDS", 0.1)
+    monkeypatch.setattr(submission, "SECONDS", 0.1)
     (tmp_path / "mine.py").write_text(text)
     said = said_by(check.main, capsys, monkeypatch, lab, tmp_path / "mine.py")
     assert [sentence for sentence in sentences if sentence not in said] == []
 
 
-@pytest.mark.parametrize("words, file", [
-    (["3"], "lab_3.py"), (["lab_3"], "lab_3.py"), (["lab_3.py"], "lab_3.py"),
-    (["3", "{}"], "lab_3.py"), (["3", "{}/mine.py"], "mine.py"),
-    (["{}/Lab3 ann.py"], "Lab3 ann.py")])
-@pytest.mark.parametrize("well", [True, False])
-def test_the_exit_code_says_whether_a_file_has_all_points(tmp_path, monkeypatch, well, words, file):
+def test_a_lab_is_named_by_number_name_or_file_and_the_exit_code_says_whether_it_is_right(
+        tmp_path, monkeypatch):
     monkeypatch.setattr(check, "LABS", tmp_path)
-    monkeypatch.setattr(check, "grade_file", lambda *asked: well and asked == (
-        "lab_3", tmp_path / file))
-    monkeypatch.setattr(sys, "argv", ["", *(word.format(tmp_path) for word in words)])
-    with pytest.raises(SystemExit) as ended:
-        check.main()
-    assert ended.value.code == 1 - well
+    asked = []
+    monkeypatch.setattr(check, "grade_file", lambda *file: asked.append(file) or (len(asked), 10))
+    for words, file in (("3", "lab_3.py"), ("lab_3", "lab_3.py"), ("lab_3.py", "lab_3.py"),
+                        ("3 {}", "lab_3.py"), ("3 {}/mine.py", "mine.py"),
+                        *[("{}/Lab3-ann.py", "Lab3-ann.py")] * 5):
+        monkeypatch.setattr(sys, "argv", ["", *words.format(tmp_path).split()])
+        with pytest.raises(SystemExit) as ended:
+            check.main()
+        assert asked[-1] == ("lab_3", tmp_path / file)
+        assert ended.value.code == (0 if len(asked) == 10 else 1)
 
 
 def test_a_name_without_a_lab_is_refused_with_what_to_do(capsys, monkeypatch):
@@ -258,11 +287,116 @@ def test_a_class_gets_a_table_and_a_text_for_each_student(tmp_path, capsys, monk
     assert table == ["student," + ",".join(LABS), "ann,,,10,,,,,", "björn,0,,,,,,,"]
     ann, bjoern = ((out / f"{name}.txt").read_text() for name in ("ann", "björn"))
     assert "line 1: SyntaxError" in ann and "10 of 10 points" in ann
-    assert "the code ended the program" in bjoern and "SyntaxError" in bjoern
+    assert "The code ended its process" in bjoern and "SyntaxError" in bjoern
+
+
+# ------------------------------------------------------------ submissions that want free points
+EMPTY = "\ndef exit_test(*_): raise NotImplementedError\ndef keep(*_): raise NotImplementedError\n"
+SAYS = "10 of 10 points"
+HOSTILE = {  # student -> lab_3.py. None solves anything, so each of them gets 0 points
+    "prints": f"print({SAYS!r}, flush=True); import os; os._exit(0)",
+    "exits": f"import sys; print({SAYS!r}); sys.exit(0)",
+    "exits-later": f"import atexit; atexit.register(print, {SAYS!r})" + EMPTY,
+    "exits-in-a-call": "import os\ndef exit_test(*_): os._exit(0)\nkeep = exit_test",
+    "equal": """
+class Equal(list):
+    __eq__ = __ge__ = __le__ = lambda *_: True
+    __ne__ = lambda *_: False
+    __hash__ = __len__ = lambda *_: 1
+def exit_test(*_): return Equal()
+keep = exit_test
+""",
+    "patches": """
+import builtins, course.checks as checks, course.submission as submission
+checks.near = checks.must_be = submission.answer = lambda *_, **__: True
+builtins.all = builtins.any = lambda *_: True
+def exit_test(*_): return []
+keep = exit_test
+""",
+    "looks-up": """
+import gc, sys
+def exit_test(*_):
+    frame = sys._getframe()
+    while frame:
+        for names in (frame.f_locals, frame.f_globals):
+            for name in ("outcome", "right", "ROUNDS", "ONE_ROUND", "SETTINGS", "CHECKS"):
+                if name in names:
+                    return names[name]
+        frame = frame.f_back
+    for one in gc.get_objects():
+        if isinstance(one, tuple) and len(one) > 4 and one[0] == "ada-balance":
+            return one[4]
+def keep(*_): return exit_test()
+""",
+    "reads": f"open({str(ROOT / 'course/checks/lab_3.py')!r}).read()",
+    "imports": "from course.checks.lab_3 import ROUNDS",
+    "writes-everywhere": """
+import os
+for fd in range(3, 64):
+    for text in (b"{}\\n", b'{"value": null}\\n' * 9, b"[" * 10**5 + b"\\n"):
+        try: os.write(fd, text)
+        except OSError: pass
+""" + EMPTY,
+    "forks": "import ctypes, time\nif not ctypes.CDLL(None).fork():\n    time.sleep(10**6)" + EMPTY,
+    "starts": "import subprocess; subprocess.Popen(['sleep', '1000000'])" + EMPTY,
+    "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=[10**6]).start()"
+               + EMPTY,
+    "asks": "input('points? ')",
+    "terminal": "open('/dev/tty').read()",
+    "floods": f"for _ in range(10**4): print({SAYS!r} * 1000)\n"
+              "def exit_test(*_): return 'x' * 2**25\nkeep = exit_test",
+    "recurses": "def exit_test(*_): return exit_test()\ndef keep(*_): return bytearray(10**13)",
+    "forgets": "import sys\nfor name in [*sys.modules]: del sys.modules[name]" + EMPTY,
+    "rewrites": "from pathlib import Path\n"
+                f"Path({str(ROOT / 'course/checks/lab_3.py')!r}).write_text('CHECKS = []')",
+    "removes": f"import os; os.rename({str(ROOT / 'course/check.py')!r}, '/tmp/gone')",
+}
+REASONS = dict(prints="ended its process", reads="PermissionError", imports="PermissionError",
+               starts="PermissionError", asks="EOFError", terminal="[Errno",
+               rewrites="PermissionError", removes="PermissionError", recurses="MemoryError")
+
+
+def test_no_submission_gets_points_for_free_or_leaves_anything(tmp_path, capfd, monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **how: started.append(
+        popen(*args, **how)) or started[-1])
+    right = next(row["code"] for row in RIGHT if row["lab"] == "lab_3")
+    for student, text in (HOSTILE | dict(zoe=right)).items():
+        (tmp_path / "class" / student).mkdir(parents=True)
+        (tmp_path / "class" / student / "lab_3.py").write_text(text)
+    project = {file: file.read_bytes() for file in (ROOT / "course").rglob("*.py")}
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "class"), "--out", str(tmp_path)])
+    grade.main()
+    table = (tmp_path / "points.csv").read_text(encoding="utf-8-sig").splitlines()[1:]
+    points = {row.split(",")[0]: row.split(",")[3] for row in table}
+    assert points == dict.fromkeys(HOSTILE, "0") | dict(zoe="10")
+    for student, reason in REASONS.items():
+        assert reason in (tmp_path / f"{student}.txt").read_text(), student
+    assert SAYS * 2 not in capfd.readouterr().out  # what they print is not shown
+    assert {file: file.read_bytes() for file in (ROOT / "course").rglob("*.py")} == project
+    groups = {process.pid for process in started}
+    assert len(groups) == len(points) and [one for one in alive() if one in groups] == []
+
+
+def alive() -> list[int]:
+    """The process groups of all processes that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            found += [int(group)] if state != "Z" else []
+    return found
+
+
+def test_a_file_that_only_waits_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "MOST_SECONDS", 0.5)
+    (tmp_path / "lab_3.py").write_text("import time; time.sleep(10**6)")
+    points, said = grade.graded("lab_3", tmp_path / "lab_3.py")
+    assert points == 0 and "The file was stopped after 0.5 seconds." in said
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
-    text = (check.LABS / "lab_3.py").read_text().replace(
+    text = (submission.LABS / "lab_3.py").read_text().replace(
         "    raise NotImplementedError", "    return pool[:n]")
     text = text.replace("    return pool[:n]", "    raise NotImplementedError", 1)
     (tmp_path / "lab_3.py").write_text(text)

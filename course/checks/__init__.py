@@ -12,6 +12,24 @@ class Wrong(Exception):
     """A counterexample, ready to be printed."""
 
 
+class Raised(Wrong):
+    """The student's function raised an exception of this kind."""
+
+    def __init__(self, said: str, kind: str):
+        super().__init__(said)
+        self.kind = kind
+
+
+class Asked:
+    """asked.NAME(...) calls a function or a scene of this name in the student's process."""
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self.ask(name, args, kwargs)
+
+
+asked = Asked()  # `grade` in course/check.py sets asked.ask
+
+
 def plain(value):
     """A tensor or array as lists."""
     return value.tolist() if hasattr(value, "tolist") else value
@@ -87,6 +105,10 @@ def must_be(call: str, yours, right, tolerance: float = 1e-5, why: str = "",
         cause = "The numbers are right, but the shape is another one."
     said = f"{call}: yours is {spelled(yours)}, and it must be {spelled(right)}"
     raise Wrong("\n".join(filter(None, [said, why, cause])))
+
+
+def has_gradient(value) -> bool:
+    return getattr(value, "requires_grad", False)
 
 
 def results(function, names: str, *args):

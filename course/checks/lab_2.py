@@ -3,16 +3,10 @@ import itertools
 
 import torch
 
-from course.checks import Wrong, must_be, results, spelled
-from parts import logprobs
+from course.checks import Wrong, asked, must_be, scenes, spelled
 from parts.logprobs import Sequence
-from parts.models import tiny_folder
-from parts.policy import load_policy
 
-POLICY = load_policy(tiny_folder(), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
-for name, weight in POLICY.named_parameters():
-    if "lora_B" in name:  # an adapter begins with zeros there: make it do something
-        torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(0))
+POLICY = scenes.model()
 NOWHERE = "nowhere in these rows"
 
 
@@ -67,13 +61,14 @@ def places(h_T, rows: list[Sequence]) -> list[str]:
 
 def ask_targets(*shape):
     one = row(*shape)
-    _, target_T = results(logprobs.response_states, "h_T target_T", POLICY, [one])
+    _, target_T = asked.states([one])
     must_be(f"target_T of {spelled(one)}", target_T, one.ids[one.prompt_length:])
 
 
 def ask_states(*shapes):
     rows = rows_of(shapes)
-    h_T, target_T = logprobs.response_states(POLICY, rows)
+    h_T, target_T = asked.states(rows)
+    h_T = torch.tensor(h_T)
     must_be(f"target_T of {spelled(rows)}", target_T,
             [i for one in rows for i in one.ids[one.prompt_length:]])
     hidden = POLICY.config.hidden_size
@@ -102,33 +97,31 @@ def ask_logprobs(shapes, temperature):
             of_targets(z / temperature - z.logsumexp(-1, True), one) for z, one in logits])}
     sizes = (2**27, 8 * POLICY.config.vocab_size, 1)  # all tokens, two, and one at a time
     for size in sizes if temperature == 0.5 else sizes[:1]:
-        yours, entropy_T = results(
-            logprobs.token_logprobs, "log_pi_T entropy_T", POLICY, rows, temperature, size)
+        yours, entropy_T, _, _ = asked.log_probs(rows, temperature, size)
         call = f"temperature {temperature:g} of {spelled(rows)}, chunk_bytes={size}"
         must_be(f"log pi at {call}", yours, right, 1e-4, causes=causes)
         must_be(f"entropy at {call}: how many", len(entropy_T), len(right))
 
 
 def ask_gradient(one):
-    weights = [p for p in POLICY.parameters() if p.requires_grad]
-    yours, _ = logprobs.token_logprobs(POLICY, [one], 0.5)
-    if not yours.requires_grad:
+    if not asked.log_probs([one], 0.5)[2]:
         raise Wrong("log pi has no gradient: nothing could be learnt from it")
-    found, right = (torch.cat([g.flatten() for g in torch.autograd.grad(lp_T.sum(), weights)])
-                    for lp_T in (yours, of_response(one, 0.5)))
+    found = torch.tensor(asked.gradient_of_log_probs(one, 0.5))
+    right = torch.cat([g.flatten() for g in torch.autograd.grad(
+        of_response(one, 0.5).sum(), scenes.adapter())])
     must_be(f"norm of d(sum log pi)/d(adapter) at temperature 0.5, {spelled(one)}", found.norm(),
             right.norm(), 1e-3)
     must_be("its first numbers", found[:3], right[:3], 1e-3)
 
 
 def ask_entropy(one, temperature):
-    _, entropy_T = logprobs.token_logprobs(POLICY, [one], temperature)
+    _, entropy_T, _, has_gradient = asked.log_probs([one], temperature)
     must_be(f"entropy at temperature {temperature:g} of {spelled(one)}", entropy_T,
             entropy_of(one, temperature), 1e-4, causes={
                 "That is the entropy at temperature 1.": entropy_of(one, 1),
                 "That is - log pi of the response's tokens, not the mean over all tokens.":
                     -of_response(one, temperature)})
-    if entropy_T.requires_grad:
+    if has_gradient:
         raise Wrong("the entropy must be a constant to autograd, and yours has a gradient")
 
 

@@ -4,7 +4,7 @@ import itertools
 import ada_sampler as ada
 from ada_sampler import Sample, SamplerConfig
 from course import laws
-from course.checks import must_be
+from course.checks import asked, must_be
 
 ONE_ROUND = [  # rule, correct, wrong, rounds, outcome; n = 4, N = 4
     ("uniform", 0, 4, 1, "resolved"), ("uniform", 4, 0, 1, "resolved"),
@@ -63,30 +63,35 @@ def ask_draws(rule, p, draws, unresolved):
 def half_right(pool, n):
     """Of all choices of n, in the order of drawing, the first that is nearest to half right."""
     choices = itertools.combinations(pool, min(n, len(pool)))
-    return min(choices, key=lambda choice: abs(sum(s.correct for s in choice) - n // 2))
+    return min(choices, key=lambda choice: abs(sum(right for _, right in choice) - n // 2))
 
 
-def picture(samples) -> str:
-    return " ".join(f"{s.index}{'+' if s.correct else '-'}" for s in samples) or "nothing"
+def picture(pool) -> str:
+    return " ".join(f"{place}{'+' if right else '-'}" for place, right in pool) or "nothing"
 
 
-def counts(samples) -> list[int]:
-    return [sum(s.correct == kind for s in samples) for kind in (True, False)]
+def counts(pool) -> list[int]:
+    return [sum(right == kind for _, right in pool) for kind in (True, False)]
+
+
+def keep_of(pool, n) -> tuple:
+    """What is kept of a pool of (place, right?), and the pool afterwards."""
+    return asked.kept([Sample(place, 0, correct=right) for place, right in pool], n)
 
 
 def ask_keep_counts(pool, n):
     must_be(f"keep of the pool {picture(pool)}, n={n}: [right, wrong] kept",
-            counts(ada.keep(list(pool), n)), counts(half_right(pool, n)))
+            counts(keep_of(pool, n)[0]), counts(half_right(pool, n)))
 
 
 def ask_keep_order(pool, n):
-    given, call = list(pool), f"keep of the pool {picture(pool)}, n={n}"
-    must_be(call, picture(ada.keep(given, n)), picture(half_right(pool, n)))
+    call, (kept, afterwards) = f"keep of the pool {picture(pool)}, n={n}", keep_of(pool, n)
+    must_be(call, picture(kept), picture(half_right(pool, n)))
     must_be(f"{call}: the pool afterwards, whose mean is still needed as baseline",
-            picture(given), picture(pool))
+            picture(afterwards), picture(pool))
 
 
-POOLS = [[Sample(i, 0, correct=correct) for i, correct in enumerate(drawn)]  # all of up to 6 draws
+POOLS = [[*enumerate(drawn)]  # all of up to 6 draws
          for m in range(7) for drawn in itertools.product((False, True), repeat=m)]
 CHECKS = [
     (1, "rules of one round: uniform always closes, dapo wants one of each", ask, ONE_ROUND),

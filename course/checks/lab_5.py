@@ -3,8 +3,8 @@ import itertools
 
 import torch
 
-import minirl
-from course.checks import Wrong, must_be, results, spelled
+from course.checks import Wrong, asked, must_be, spelled
+from course.checks.scenes import tensors
 from parts.config import Config
 
 # Numbers for which different mistakes give different weights: pi_theta, pi_old, mu
@@ -44,12 +44,6 @@ BATCHES = [  # lengths of the rows, mini-batches
     *itertools.product(((2, 6), (3, 3, 3, 3), (1, 2, 9), (1, 2, 3, 4, 5), (4,), ()), (2,))]
 
 
-def tensors(*triples):
-    """(lp with gradient, old, mu) from probabilities (pi_theta, pi_old, mu)."""
-    lp, old, mu = torch.tensor(triples, dtype=torch.float64).log().T
-    return lp.clone().requires_grad_(), old, mu
-
-
 def spoken(values) -> str:
     """The only number, or all of them."""
     return spelled([*values] if len(values) > 1 else values[0])
@@ -63,26 +57,25 @@ def weights_of(lp, old, mu, kind: str):
 def ask(tokens, settings={}):
     """Mask, term, d term / d log pi, and the weight that is returned, of these tokens at once."""
     *probabilities, As, Ms = zip(*tokens)
-    lp, old, mu = tensors(*zip(*probabilities))
+    triples = [*zip(*probabilities)]
+    lp, old, mu = tensors(triples)
     A_T, M_T = torch.tensor([As, Ms], dtype=torch.float64)
     config = Config(**settings)
-    given = A_T.clone()
-    term, mask, found = results(
-        minirl.objective, "term_T M_T w_T", lp, old, mu, given, config)
+    found = asked.terms(triples, As, settings)
     w = weights_of(lp, old, mu, config.importance)
     cap = config.weight_cap or float("inf")
     slope = M_T * w.clamp(max=cap) * A_T
     call = described([*probabilities, As], config, settings)
     call += f", r = {spoken((lp - old).exp().tolist())}, w = {spoken(w.tolist())}"
-    must_be(f"{call}: A after the call, when it is still needed", given, A_T)
-    if not has_gradient(term):
+    must_be(f"{call}: A after the call, when it is still needed", found["A"], A_T)
+    if found["slope"] is None:
         raise Wrong(f"{call}: the term has no gradient, so nothing could be learnt from it")
-    must_be(f"{call}: M", mask, M_T)
-    must_be(f"{call}: the term", term, slope * lp, causes=mistaken_terms(lp, w, slope, A_T))
-    if not has_gradient(found):  # otherwise `ask_one` says so, once
-        must_be(f"{call}: d(term)/d(log pi), which is M min(w, cap) A",
-                torch.autograd.grad(term.sum(), lp)[0], slope)
-    must_be(f"{call}: the weight that is returned", found, w)
+    must_be(f"{call}: M", found["mask"], M_T)
+    must_be(f"{call}: the term", found["term"], slope * lp,
+            causes=mistaken_terms(lp, w, slope, A_T))
+    if not found["weight_has_gradient"]:  # otherwise `ask_one` says so, once
+        must_be(f"{call}: d(term)/d(log pi), which is M min(w, cap) A", found["slope"], slope)
+    must_be(f"{call}: the weight that is returned", found["weight"], w)
 
 
 def described(values, config, settings) -> str:
@@ -110,46 +103,36 @@ def mistaken_terms(lp, w, slope, A_T) -> dict:
 
 def ask_one(tokens):
     ask(tokens)
-    lp, old, mu = tensors(tokens[0][:3])
-    A_T = torch.tensor([tokens[0][3]], dtype=torch.float64)
-    must_be_constant("the weight that objective returns",
-                     minirl.objective(lp, old, mu, A_T, Config())[2])
+    found = asked.terms([tokens[0][:3]], [tokens[0][3]], {})
+    must_be_constant("the weight that objective returns", found["weight_has_gradient"])
 
 
-def has_gradient(value) -> bool:
-    return getattr(value, "requires_grad", False)
-
-
-def must_be_constant(what: str, yours) -> None:
-    if has_gradient(yours):
+def must_be_constant(what: str, has_gradient: bool) -> None:
+    if has_gradient:
         raise Wrong(f"{what} must be a constant to autograd, and yours has a gradient")
 
 
 def ask_weights(*triples):
-    lp, old, mu = tensors(*triples)
+    lp, old, mu = tensors(triples)
     said = [f"{name}={spelled(x.exp())}" for name, x in
             (("pi_theta", lp), ("pi_old", old), ("mu", mu))]
     for kind in ("full", "staleness", "none"):
-        yours, right = minirl.importance_weight(lp, old, mu, kind), weights_of(lp, old, mu, kind)
+        (yours, has_gradient), right = asked.weight(triples, kind), weights_of(lp, old, mu, kind)
         call = f"importance_weight({', '.join(said)}, {kind!r})"
         must_be(call, yours, right, causes={
             "That is the product over the tokens. Each token has the weight of one token.":
                 right.prod().expand(len(lp)),
             "That is the ratio upside down.": 1 / right,
             "That is the logarithm of the weight.": right.log()})
-        must_be_constant(call, yours)
+        must_be_constant(call, has_gradient)
 
 
 def ask_norms(norm: str):
     for (lengths, N), most in itertools.product(BATCHES, (10, 64)):
         settings = dict(length_norm=norm, mini_batches=N, max_tokens=most)
-        rows = [minirl.Row(ids=[0] * (2 + i + n), prompt_length=2 + i, mu_logprobs=[0.0] * n,
-                           coefficient=i % 2)  # rows without a gradient count
-                for i, n in enumerate(lengths)]
-        minirl.set_norms(rows, Config(**settings))
         said = ", ".join(f"{name}={value}" for name, value in settings.items())
         must_be(f"norms of rows with {spelled(lengths)} response tokens, {said}",
-                [row.norm for row in rows], NORMS[norm](lengths, N, most))
+                asked.norms(lengths, settings), NORMS[norm](lengths, N, most))
 
 
 CHECKS = [

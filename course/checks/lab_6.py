@@ -1,10 +1,7 @@
 """Lab 6: routing replay for a mixture of experts"""
-from types import SimpleNamespace
-
 import torch
 
-from course.checks import Wrong, must_be, spelled
-from parts.routing_replay import RoutingReplay
+from course.checks import Wrong, asked, must_be, spelled
 
 LOGITS = [[0.0, 1.0, 2.0, -1.0],  # of two tokens for four experts; the first one's best are 2, 1
           [0.5, -0.5, 0.0, 1.5]]  # the second one's 3 and 0
@@ -16,22 +13,7 @@ GATES = [
     (OWN, OWN), (OTHER, OTHER), ([[3, 2], [3, 1]], [[3, 2], [3, 1]]),
     ([[0, 3], [-1, -1]], [[0, 3], [3, 0]])]
 NORMS = [(OWN, OWN, False), (OTHER, OTHER, False), (OTHER, OTHER, None),
-         (OTHER, OTHER, True, torch.bfloat16)]
-
-
-class OlmoeTopKRouter(torch.nn.Module):
-    """A stand-in with all that `RoutingReplay.__init__` reads; it looks for this class's name."""
-
-    num_experts, top_k = 4, 2
-
-
-def replay_of():
-    """As its own __init__ makes it. Of the model's three layers the first is dense."""
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList(
-        [torch.nn.Identity(), OlmoeTopKRouter(), OlmoeTopKRouter()])
-    model.config = SimpleNamespace(num_hidden_layers=3)
-    return RoutingReplay(model)
+         (OTHER, OTHER, True, "bfloat16")]
 
 
 class Routed:
@@ -40,26 +22,14 @@ class Routed:
     norm: the router's norm_topk_prob; None: it has no such attribute.
     """
 
-    def __init__(self, forced=None, norm=True, dtype=torch.float32, layer=1):
+    def __init__(self, forced=None, norm=True, dtype="float32", layer=1, then=None):
         self.leaf = torch.tensor(LOGITS, requires_grad=True)
-        gates, experts = self.leaf.softmax(-1).topk(2)
-        if norm is not False:
-            gates = gates / gates.sum(-1, keepdim=True)
-        self.replay, router = replay_of(), OlmoeTopKRouter()
-        if norm is not None:
-            router.norm_topk_prob = norm
-        if forced is not None:
-            self.replay.forced = torch.arange(3)[None, :, None].repeat(2, 1, 2)  # l in layer l
-            self.replay.forced[:, layer] = torch.tensor(forced)
         said = "no norm_topk_prob" if norm is None else f"norm_topk_prob={norm}"
         self.call = (f"hook for layer {layer} of 0 (dense), 1, 2: logits {spelled(LOGITS)}, the "
-                     f"router chose {spelled(experts)}, forced {forced}, {said}")
-        result = self.replay.hook(layer, router, None, (self.leaf, gates.to(dtype), experts))
+                     f"router chose {spelled(OWN)}, forced {forced}, {said}")
+        self.seen = asked.routed(LOGITS, forced, norm, dtype, layer, then)
         kind = "NoneType" if forced is None else "tuple"
-        must_be(f"{self.call}: the type of the result", type(result).__name__, kind)
-        self.own_gates, self.own_experts = gates, experts
-        if forced is not None:
-            self.logits, self.gates, self.experts = result
+        must_be(f"{self.call}: the type of the result", self.seen["kind"], kind)
 
 
 def shares(logits, forced, normalise=True):
@@ -70,45 +40,41 @@ def shares(logits, forced, normalise=True):
 
 
 def ask_note(forced, layer):
-    routed = Routed(forced, layer=layer)
+    routed = Routed(forced, layer=layer, then=OWN[::-1])
     must_be(f"{routed.call}: the router's own tensor of experts after the call",
-            routed.own_experts, OWN)
-    must_be(f"{routed.call}: layers noted", sorted(routed.replay.chosen), [layer])
-    must_be(f"{routed.call}: what is noted", routed.replay.chosen[layer], OWN)
-    next_batch = routed.leaf, torch.ones(2, 2), torch.tensor(OWN[::-1])
-    routed.replay.hook(layer, OlmoeTopKRouter(), None, next_batch)
+            routed.seen["own_experts"], OWN)
+    must_be(f"{routed.call}: layers noted", routed.seen["layers"], [layer])
+    must_be(f"{routed.call}: what is noted", routed.seen["noted"], OWN)
     must_be(f"the next call, in which the router chose {OWN[::-1]}: what is noted",
-            routed.replay.chosen[layer], OWN[::-1])
+            routed.seen["then"], OWN[::-1])
 
 
 def ask_experts(forced, used):
     for layer in (2, 1):
         routed = Routed(forced, layer=layer)
-        must_be(f"{routed.call}: experts", routed.experts, used, causes={
+        must_be(f"{routed.call}: experts", routed.seen["experts"], used, causes={
             f"That is what stands in layer {other} of self.forced.": [[other] * 2] * 2
             for other in (0, 1, 2) if other != layer})
 
 
-def ask_gates(forced, used, norm=True, dtype=torch.float32):
+def ask_gates(forced, used, norm=True, dtype="float32"):
     routed = Routed(forced, norm, dtype)
-    must_be(f"{routed.call}: gates", routed.gates, shares(routed.leaf, used, norm is not False),
-            5e-3, causes={
-                "Those are the router's own gates.": routed.own_gates,
+    must_be(f"{routed.call}: gates", routed.seen["gates"],
+            shares(routed.leaf, used, norm is not False), 5e-3, causes={
+                "Those are the router's own gates.": shares(routed.leaf, OWN, norm is not False),
                 "They are divided by the sum over the chosen.": shares(routed.leaf, used),
                 "They are not divided by the sum over the chosen.":
                     shares(routed.leaf, used, False)})
-    must_be(f"{routed.call}: the gates' dtype", str(routed.gates.dtype), str(dtype))
-    must_be(f"{routed.call}: logits", routed.logits, LOGITS)
+    must_be(f"{routed.call}: the gates' dtype", routed.seen["dtype"], dtype)
+    must_be(f"{routed.call}: logits", routed.seen["logits"], LOGITS)
 
 
 def ask_gradient(forced):
     routed = Routed(forced)
-    gate = routed.gates[0, 0]
-    if not gate.requires_grad:
+    if routed.seen["slope"] is None:
         raise Wrong(f"{routed.call}: the gates have no gradient, so the router could not learn")
-    slope, = torch.autograd.grad(gate, routed.leaf)
     right, = torch.autograd.grad(shares(routed.leaf, forced)[0, 0], routed.leaf)
-    must_be(f"{routed.call}: d(first gate)/d(logits)", slope, right, 1e-5)
+    must_be(f"{routed.call}: d(first gate)/d(logits)", routed.seen["slope"], right, 1e-5)
 
 
 AGREEMENTS = [  # own, engine, layers with experts, right
@@ -127,10 +93,8 @@ AGREEMENTS = [  # own, engine, layers with experts, right
 
 
 def ask_agreement(own, engine, layers, right):
-    replay = replay_of()
-    replay.layers, replay.k, replay.decoder_layers = layers, len(own[0][0]), len(own[0])
-    yours = replay.agreement(torch.tensor(own), torch.tensor(engine))
-    must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}", yours, right)
+    must_be(f"agreement(own={own}, engine={engine}), layers with experts {layers}",
+            asked.agreed(own, engine, layers), right)
 
 
 CHECKS = [
