@@ -17,6 +17,7 @@ The last two are private, so only one version of TRL will do. More: recipes/READ
 """
 import contextlib
 import json
+import math
 import os
 import sys
 from dataclasses import asdict, dataclass
@@ -27,21 +28,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tyro
 
-from ada_sampler import collect, keep, set_advantages
+from ada_sampler import collect, set_advantages
 from parts import config as minirl_flags
 from parts import files
 from parts.config import (Config, check_numbers, given_in, in_one_sentence, require_effect,
                           settings_of, settle)
 from parts.machine import build_for_cpu
-from parts.run_folder import (checkpoints, claim, drop_older, note_start, settings,
-                              step_of)
+from parts.run_folder import checkpoints, claim, drop_older, note_start, settings, step_of
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))  # set by accelerate and torchrun
 FIRST = os.environ.get("RANK", "0") == "0"  # this process writes and prints for all
 SHARDED = next((kind for kind in ("FSDP", "DEEPSPEED")
                 if os.environ.get(f"ACCELERATE_USE_{kind}") == "true"), "nothing")
 UNREAD = (  # flags of minirl.py that TRL has in another form or not at all
-    "objective importance mask clip eps_low eps_high weight_cap length_norm replay log_groups "
+    "objective importance clip eps_low eps_high weight_cap length_norm replay log_groups "
     "eval_every eval_first rollout_dtype kv_cache_dtype sleep micro_tokens")
 
 
@@ -163,7 +163,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from parts.data import load_data
+from parts.data import HELD_OUT, load_data
 from parts.engine import start_engine
 from parts.metrics import summarize
 from parts.policy import adapted_layers
@@ -218,7 +218,8 @@ def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
     return dict(prompt_ids=[problem.prompt_ids for problem, *_ in rows],
                 completion_ids=[sample.rollout.token_ids for _, sample, _ in rows],
                 logprobs=[sample.rollout.logprobs for _, sample, _ in rows],
-                reward=[sample.reward for _, sample, _ in rows],
+                reward=[0.0 if math.isnan(sample.reward) else sample.reward
+                        for _, sample, _ in rows],
                 coefficient=[coefficient for *_, coefficient in rows],
                 step_metrics=summarize(trainer.groups) | trainer.probed)
 
@@ -226,9 +227,12 @@ def rollouts(prompts: list[str], trainer: AdaTrainer) -> dict:
 def rows_of(group, n: int) -> list[tuple]:
     """[(answer, coefficient)], n of them, because TRL cannot take fewer.
 
-    A prompt that --drop-unresolved drops gives any n answers, with coefficient 0.
+    Other answers with coefficient 0 fill up a prompt that --drop-unresolved drops, or one with too
+    few verdicts.
     """
-    return group.rows() or [(sample, 0.0) for sample in keep(group.pool, n)]
+    kept = {sample.index for sample in group.kept}
+    others = [(sample, 0.0) for sample in group.pool if sample.index not in kept]
+    return (group.rows() + others)[:n]
 
 
 def kept_reward(prompts, completions, reward, step_metrics, log_metric, **_) -> list[float]:
@@ -269,8 +273,17 @@ class Keeper(TrainerCallback):
             named = files.rename(written, written.with_name(f"step-{step:06d}"))
             drop_older(self.folder, every)
             if step == self.config.steps or every and not step % every:
-                kind = "model" if self.recipe.full else "adapter"
-                print(f"saved; evaluate it with {python()} eval.py --{kind} {named}")
+                print(f"saved; evaluate it with {python()} eval.py {self.asked(named)}")
+
+    def asked(self, named: Path) -> str:
+        """Flags of eval.py. An adapter has its run's, but a whole model is like any other."""
+        if not self.recipe.full:
+            return f"--adapter {named}"
+        c = self.config
+        data = "FILE" if c.eval_data == HELD_OUT else c.eval_data  # else most were trained on
+        return (f"--model {named} --data {data} --k {c.eval_k} --limit {c.eval_questions} "
+                f"--template {c.template} --max-prompt-tokens {c.max_prompt_tokens} "
+                f"--max-tokens {c.max_tokens}")
 
     def step(self, state) -> int:
         """The number of sampled batches so far, because TRL counts optimizer steps."""

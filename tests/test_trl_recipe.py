@@ -1,5 +1,6 @@
 """recipes/trl_ada.py: its gradient is minirl's on any number of processes; its refusals."""
 import json
+import math
 import os
 import random
 import shlex
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 pytest.importorskip("trl", "1.16.0")
 
 import minirl
+from ada_sampler import Group, Sample, set_advantages
 from helpers import HANG, ROOT, lines, run_program
 from parts.config import Config, settings_of
 from parts.engine import Engine
@@ -276,6 +278,18 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
     for changed in ("--lr 0.1", "--keep-every 9", "--full"):
         with pytest.raises(SystemExit):
             recipe.parse(f"--name r --resume {changed}".split())
+
+
+@pytest.mark.slow  # it imports TRL
+def test_a_prompt_has_n_rows_whatever_its_verdicts_are(recipe):
+    pool = [Sample(i, 0, reward=reward) for i, reward in enumerate([math.nan, 0.0, math.nan, 0.0])]
+    pool.append(Sample(4, 0, reward=1.0, correct=True))
+    group = Group(0, None, pool, rounds=1, outcome="too few wrong")
+    for config, coefficients in (
+            (Config(n=4, M=5), [-1 / 3, -1 / 3, 2 / 3, 0.0]),
+            (Config(n=4, M=5, drop_unresolved=True), [0.0] * 4)):
+        set_advantages(group, config)
+        assert [c for _, c in recipe.rows_of(group, 4)] == pytest.approx(coefficients)
 
 
 # ------------------------------------------------------------------------------ what is refused
