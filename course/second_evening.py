@@ -15,21 +15,27 @@ Three policies:  mu        the engine, which sampled the tokens
 A name with the suffix _T has one entry per token of one answer.
 """
 import json
+import logging
 import os
 import random
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-GPU = torch.cuda.is_available()
-# vLLM reads these on import. It runs in this process; on a CPU it takes 1 GiB, compiles nothing.
+# Libraries read these on import. vLLM runs in this process, and on a CPU it takes 1 GiB.
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
                "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-               "TORCHDYNAMO_DISABLE": "0" if GPU else "1"}
+               "TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+logging.disable(logging.WARNING)  # of all libraries, so that only this file's lines are printed
+warnings.simplefilter("ignore")
+import torch
+
+GPU = torch.cuda.is_available()
+os.environ["TORCHDYNAMO_DISABLE"] = "0" if GPU else "1"  # on a CPU nothing is compiled
 from math_verify import LatexExtractionConfig, parse, verify
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -43,7 +49,7 @@ TOY = len(sys.argv) == 1
 MODEL, FILE = (str(ROOT / "models/tiny"), "") if TOY else sys.argv[1:]
 DTYPE, DEVICE = (torch.bfloat16, "cuda") if GPU else (torch.float32, "cpu")
 STEPS, PROMPTS = (20, 24) if TOY else (200, 32)  # PROMPTS per step
-MAX_PROMPT, MAX_TOKENS = (64, 48) if TOY else (1024, 3000)  # tokens of a prompt, of an answer
+MAX_PROMPT, MAX_TOKENS = (64, 48) if TOY else (1024, 1000)  # tokens of a prompt, of an answer
 RATE = 1e-3 if TOY else 2e-5  # learning rate
 MINI_BATCHES = 1  # optimizer steps per batch; the mask (see `objective`) acts from the second on
 EPS_LOW, EPS_HIGH, CAP = 0.2, 0.27, 5.0  # MiniRL's bounds of the mask and of the weight
@@ -56,7 +62,8 @@ class Engine:
     def __init__(self):
         self.llm = LLM(MODEL, dtype=DTYPE, max_model_len=MAX_PROMPT + MAX_TOKENS, enable_lora=True,
                        gpu_memory_utilization=0.45,  # the rest of the memory is the trainer's
-                       enforce_eager=not GPU, async_scheduling=False, seed=0)  # seeds torch, too
+                       enforce_eager=not GPU, async_scheduling=False, use_tqdm_on_load=False,
+                       seed=0)  # seeds torch, too
         self.tokenizer = (PreTrainedTokenizerFast if TOY else AutoTokenizer).from_pretrained(MODEL)
         self.count, self.keys = 0, {}
         # vLLM stops at the model's own end token. In a base model the chat template has another.
@@ -167,8 +174,12 @@ def update(policy, optimizer, kept: list[list]) -> float:
 
 if __name__ == "__main__":
     engine, grader = Engine(), Grader()
-    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=DTYPE).to(DEVICE)
+    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=DTYPE, use_cache=False).to(DEVICE)
+    # The backward pass computes each layer again instead of storing its activations. For 2,024
+    # tokens of a 1.5 B model these are 8 GB. transformers does this in training mode only.
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(use_reentrant=False))
     policy = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    policy.train()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, weight_decay=0.0)
     train, held_out = chains("train", STEPS * PROMPTS), chains("test", 100)
     if not TOY:
