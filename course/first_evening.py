@@ -134,4 +134,4 @@ print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=Fal
 #   a run that can be killed, resumed and viewed        parts/run_folder.py, explore.py
 
 # Read course/second_evening.py next, which has the engine, the mask, the weight and the adapter in
-# 200 lines. Then read minirl.py.
+# about 200 lines. Then read minirl.py.

@@ -35,7 +35,10 @@ def make(folder: Path) -> None:
         unpack(Path(unpacked))
         made = Path(unpacked, folder.name)
         sys.path.insert(0, unpacked)  # where transformers finds gguf
-        widen(Path(unpacked, WEIGHTS), made)
+        try:
+            widen(Path(unpacked, WEIGHTS), made)
+        finally:
+            sys.path.remove(unpacked)
         if not folder.exists():  # else another process was faster
             os.rename(made, folder)
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from course import check, figures, laws, quiz_sheet
 from helpers import ROOT
-from parts.config import Config
+from parts.config import Config, parse_flags
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -89,13 +90,24 @@ def test_the_walkthroughs_cells_are_those_that_the_readme_names():
         assert cells[int(end) - 1]["cell_type"] == "code"
 
 
+def test_the_notebook_for_colab_is_valid_and_its_commands_have_known_flags():
+    text = (ROOT / "examples/colab.ipynb").read_text()
+    code = "".join("".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"])
+    commands = re.findall(r"python minirl\.py (.*)", code)
+    first, resumed = (parse_flags(Config, shlex.split(line), "minirl.py", "") for line in commands)
+    assert (first.model, first.data, first.steps) == ("Qwen2.5-0.5B-Instruct", "gsm8k", 30)
+    assert resumed.resume and resumed.name == first.name
+    nbformat = pytest.importorskip("nbformat")
+    nbformat.validate(nbformat.reads(text, 4))
+
+
 def test_the_sample_of_the_checkers_output_is_what_the_checker_says(tmp_path, capsys):
     """If this fails, run the command of the README again and paste what it prints."""
     section = (COURSE / "README.md").read_text().split("## What the checker says")[1]
     code, said = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
     empty = (COURSE / "labs" / "lab_1.py").read_text()
     (tmp_path / "lab_1.py").write_text(f"{empty}\n\n{code}")
-    assert not check.grade_file("lab_1", tmp_path / "lab_1.py")
+    assert check.grade_file("lab_1", tmp_path / "lab_1.py") == (0, 10)
     assert capsys.readouterr().out == said
 
 
