@@ -21,8 +21,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyarrow import parquet
-
 from models.problems import BUILTIN
 from parts.models import SMOLLM, TINY, ask_hub
 from parts.prompts import add_prompts
@@ -176,6 +174,8 @@ def read_file(name: str) -> list[dict]:
     path, rows, line = Path(name), [], 0
     try:
         if path.suffix.lower() == ".parquet":
+            from pyarrow import parquet  # the labs of the course work without it
+
             return rows_of_table(parquet.read_table(path))
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".csv":
