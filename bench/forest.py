@@ -1,7 +1,6 @@
 """Draws what adaptive sampling gains in each study: python bench/forest.py
 
-A row of bench/results/forest.png is a difference of two arms with its interval over pairs of seeds,
-computed from the stored runs. The last two rows appear when the study grpo has two pairs.
+A row of bench/results/forest.png is a difference of two arms with its interval over pairs of seeds.
 """
 from functools import partial
 
@@ -72,7 +71,6 @@ def draw(groups: dict[str, list[tuple]]) -> None:
         axis.axvline(0, color="black", linewidth=0.8)
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right", "left"]].set_visible(False)
-        axis.tick_params(axis="y", length=0)
     axis.set_xlabel("difference of held-out accuracy, points (hollow: exploratory)")
     figure.savefig(store.RESULTS / "forest.png", dpi=110)
 

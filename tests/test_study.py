@@ -11,6 +11,7 @@ import pytest
 
 import compare
 import forest
+import grpo
 import store
 import study
 from helpers import ROOT
@@ -68,6 +69,19 @@ def test_the_rows_of_the_forest_are_on_the_pages():
     for (label, values, quantiles, _), name in zip(forest.adaptive(), pages, strict=True):
         said = store.points(values, quantiles, verdict=False)
         assert f" {said} " in (store.RESULTS / f"{name}.md").read_text(), label
+
+
+def test_two_pairs_of_the_study_grpo_are_in_the_forest(results):
+    """At the answers that all runs have sampled, and at the tokens that they have trained on."""
+    for seed in (70, 71):
+        assert forest.against_grpo() == []
+        for arm, end, trained in ((grpo.DEFAULT, 0.5, 10), (grpo.GRPO, 0.3 + seed / 1000, 40)):
+            evals = dict(avg=[0.1, end], samples=[0, 100], trained=[0, trained])
+            store.add("grpo", dict(run=f"{arm}{seed}", arm=arm, seed=seed, evals=evals))
+    (_, answers, *_), (_, tokens, quantiles, _) = forest.against_grpo()
+    assert answers == pytest.approx([0.13, 0.129]) and quantiles == store.T_975
+    # after 10 of its 40 tokens a run of GRPO has a quarter of its gain
+    assert tokens == pytest.approx([0.4 - 0.27 / 4, 0.4 - 0.271 / 4])
 
 
 @pytest.mark.slow
