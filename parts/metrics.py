@@ -72,15 +72,14 @@ def diagnostics(rows: list, config) -> dict:
     their mean entropy, and `entropy` (`mean_surprisal`) that of all tokens. k1 and k3 estimate
     KL(mu || pi_old) in nats per token, so they show how well engine and trainer agree.
     """
-    seen = {name: torch.cat([getattr(row, name).cpu() for row in rows]).double()
-            for name in ("old_logprobs", "mask", "weight", "entropy")}
+    old_T, mask_T, weight_T, entropy_T = (
+        torch.cat([getattr(row, name).cpu() for row in rows]).double()
+        for name in ("old_logprobs", "mask", "weight", "entropy"))
     mu_T = torch.tensor([x for row in rows for x in row.mu_logprobs]).double()
-    seen["coefficient"] = torch.tensor([row.coefficient for row in rows for _ in row.mu_logprobs])
-    if rows[0].agrees is not None:  # [T, MoE layers]
-        seen["agrees"] = torch.cat([row.agrees for row in rows]).double()
-    gap_T, weight_T = mu_T - seen["old_logprobs"], seen["weight"]
+    up_T = torch.tensor([row.coefficient > 0 for row in rows for _ in row.mu_logprobs])
+    gap_T = mu_T - old_T
     values = dict(
-        entropy_trained=seen["entropy"].mean(),
+        entropy_trained=entropy_T.mean(),
         kl_k1=gap_T.mean(),  # large variance, sometimes negative
         kl_k3=((-gap_T).exp() - 1 + gap_T).mean(),  # never negative
         logprob_gap=gap_T.abs().max(),
@@ -91,18 +90,18 @@ def diagnostics(rows: list, config) -> dict:
         weight_ess=weight_T.sum().square() / (len(weight_T) * weight_T.square().sum()),
         weight_over_2=share(weight_T > 2),
         weight_under_half=share(weight_T < 0.5))
-    values |= cut_off(seen, config)
-    if "agrees" in seen:  # layers are counted among those with experts
-        for layer, agrees_T in enumerate(seen["agrees"].T):
-            values[f"routes_agree_{layer}"] = agrees_T.mean()
-        values["routes_agree_all"] = share(seen["agrees"].bool().all(1))
+    values |= cut_off(weight_T, mask_T == 0, up_T, config)
+    if rows[0].agrees is not None:
+        agrees = torch.cat([row.agrees for row in rows])  # [T, layers with experts]
+        for layer, agrees_T in enumerate(agrees.T):
+            values[f"routes_agree_{layer}"] = share(agrees_T)
+        values["routes_agree_all"] = share(agrees.all(1))
     values = {name: value.item() for name, value in values.items()}
     return dict(tokens_trained=len(weight_T)) | values
 
 
-def cut_off(seen: dict, config) -> dict:
+def cut_off(weight_T, stopped_T, up_T, config) -> dict:
     """Shares of tokens that the objective masked or whose weight it bounded, if it does so."""
-    weight_T, stopped_T, up_T = seen["weight"], seen["mask"] == 0, seen["coefficient"] > 0
     values = {}
     if config.objective == "minirl" and config.weight_cap:
         values["weight_truncated"] = share(weight_T > config.weight_cap)
