@@ -32,8 +32,7 @@ def shape(cell):
     outputs = [output for output in cell["outputs"] if output.get("name") != "stderr"]
     kinds = {kind for output in outputs for kind in output.get("data", [output.get("name")])}
     lines = [" ".join(re.sub(r"[\d.,+=?%e-]*\d[\d.,+=?%e-]*", "#", line).split())
-             for line in printed([dict(outputs=outputs)]).splitlines()
-             if line and not line.startswith("estimated")]  # in seconds, minutes or hours
+             for line in printed([dict(outputs=outputs)]).splitlines() if line]
     return kinds, lines[:1] if "boxed{" in printed([cell]) else set(lines)
 
 
