@@ -1,4 +1,4 @@
-"""Finds a model by its name, checks that engine and trainer will read the same one, loads it.
+"""Finds, checks or loads the model for which a name stands.
 
 Only safetensors are read. Code that comes with a model's folder is never run.
 """
@@ -27,6 +27,8 @@ OWNERS = {  # owner on the hub, by the beginning of a model's name
 FAMILIES = (  # can be trained; tests/test_agreement.py compares each with the engine
     "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi3", "gemma", "gemma2",
     "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
+
+DECISIVE = ("*config.json", "*token*", "vocab*", "merges.txt", "chat_template*", "*.safetensors*")
 
 
 @dataclass(frozen=True)
@@ -160,52 +162,43 @@ def check_family(config) -> None:
     if getattr(config, "quantization_config", None):
         raise SystemExit("The weights of this model are quantized, and engine and trainer would "
                          "round them differently: use the model before quantization.")
-    listed = ", ".join(FAMILIES)
     if config.model_type not in FAMILIES:
-        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here, "
-                         f"because trainer and engine were compared only for {listed}.")
+        raise SystemExit(f"Models of the family {config.model_type} cannot be trained here, but "
+                         f"only those of {', '.join(FAMILIES)}.")
+
+
+def files_of(path: str) -> Path:
+    """The folder of a model or adapter, downloaded if it is on the hub: no pickles (.bin)."""
+    import huggingface_hub
+
+    if os.path.isdir(path):
+        return Path(path)
+    return Path(huggingface_hub.snapshot_download(
+        path, allow_patterns=DECISIVE, ignore_patterns=["*/*", "consolidated*"]))
 
 
 def require_weights(path: str) -> None:
-    """Raises SystemExit unless trainer and engine will read the same, whole safetensors.
-
-    No other kind of file is read, because pickles (.bin) can run code.
-    """
-    import huggingface_hub
-
-    with loading("weights of", path):
-        folder = Path(path)
-        if not folder.is_dir():  # the engine is about to download the same files
-            folder = Path(huggingface_hub.snapshot_download(
-                path, allow_patterns=["config.json", "model*.safetensors*"]))
-        if wrong := what_is_wrong(folder):
-            raise ValueError(wrong)
-
-
-def what_is_wrong(folder: Path) -> str:
-    """Why trainer and engine would read different weights from a folder; "" if they do not."""
+    """Raises SystemExit unless trainer and engine will read the same, whole safetensors."""
     from safetensors import safe_open
 
-    files, index = {"model.safetensors"}, folder / "model.safetensors.index.json"
-    read_by_vllm = {file.name for file in folder.glob("*.safetensors")}
-    if index.exists():
-        files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        # With an index vLLM reads the files that it names, but transformers prefers this one.
-        read_by_vllm &= {"model.safetensors"}
-    if other := read_by_vllm - files:
-        return f"{min(other)} is next to {min(files)}: move one of them out of the folder"
-    names = set()
-    for file in files:
-        with safe_open(folder / file, "pt") as weights:  # raises if it is missing or truncated
-            names.update(weights.keys())
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    untied = config.get("model_type") in FAMILIES and config.get("tie_word_embeddings") is False
-    if untied and "lm_head.weight" not in names:  # vLLM would leave random memory there
-        return "there is no lm_head.weight, although tie_word_embeddings in its config is false"
-    return ""
-
-
-DECISIVE = ("*config.json", "*token*", "vocab*", "merges.txt", "chat_template*", "*.safetensors*")
+    with loading("weights of", path):
+        folder = files_of(path)
+        files, index = {"model.safetensors"}, folder / "model.safetensors.index.json"
+        read_by_vllm = {file.name for file in folder.glob("*.safetensors")}
+        if index.exists():
+            files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+            # With an index vLLM reads the files that it names, but transformers prefers this one.
+            read_by_vllm &= {"model.safetensors"}
+        if other := read_by_vllm - files:
+            raise ValueError(f"{min(other)} is next to {min(files)}: move one of them elsewhere")
+        names = set()
+        for file in files:
+            with safe_open(folder / file, "pt") as weights:  # raises if it is missing or truncated
+                names.update(weights.keys())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        untied = config.get("tie_word_embeddings") is False and config["model_type"] in FAMILIES
+        if untied and "lm_head.weight" not in names:  # vLLM would leave random memory there
+            raise ValueError("there is no lm_head.weight, although tie_word_embeddings is false")
 
 
 def digest_of_model(path: str) -> str:
@@ -214,13 +207,8 @@ def digest_of_model(path: str) -> str:
     A folder can get other weights without any change in names, sizes and times. So every byte is
     read, which takes 0.7 s per GB (sha256, one core of an EPYC server).
     """
-    import huggingface_hub
-
     with loading("files of", path):
-        folder = Path(path)
-        if not folder.is_dir():
-            folder = Path(huggingface_hub.snapshot_download(
-                path, allow_patterns=DECISIVE, ignore_patterns=["*/*", "consolidated*"]))
+        folder = files_of(path)
         files = {file.name: file for pattern in DECISIVE for file in folder.glob(pattern)}
         digests = [(name, digest_of(file)) for name, file in sorted(files.items())]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]

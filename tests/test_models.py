@@ -1,10 +1,13 @@
 """Names and folders of models: the right one is found, and broken ones give one sentence."""
 import fnmatch
+import http.server
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +16,7 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
-from helpers import ROOT
+from helpers import HANG, ROOT
 from models import smollm
 from models_small import model_folder
 from parts import models
@@ -202,9 +205,54 @@ def test_mistrals_own_files_are_not_read(tmp_path, own_tokenizer, monkeypatch):
     assert asked == [False, False]  # None would be a look for Mistral's files
 
 
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What it answers, the repository's name says; `asked` is the order of what it was asked."""
+
+    asked = []
+
+    def do_GET(self):
+        name = self.path.split("?")[0].split("/")[-1]
+        self.asked.append(name)
+        self.send_response(dict(busy=429, gone=404).get(name, 200))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("X-Error-Code", "RepoNotFound" if name == "gone" else "")
+        self.end_headers()
+        self.wfile.write(b'{"id": "a/b", "siblings": []}')
+
+
+ASK = """
+from parts.models import ask_hub, find_model
+for ask, name in ((ask_hub, "a/sound"), (ask_hub, "a/gone"), (find_model, "a/busy"),
+                  (find_model, "a/busy")):
+    try:
+        ask(name)
+    except SystemExit as end:
+        print(end)
+"""
+
+
+@pytest.mark.slow
+def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(tmp_path):
+    """The real libraries. They would ask it again and again, for minutes."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = dict(HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HUB_OFFLINE="0",
+                       HF_HOME=str(tmp_path), NO_PROXY="*")
+    try:
+        done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, cwd=ROOT,
+                              timeout=HANG, env=os.environ | environment)
+    finally:
+        server.shutdown()
+    gone, silence, *no_model = done.stdout.splitlines()
+    assert gone == "The hub has no dataset a/gone: check its name, or run `hf auth login`."
+    assert silence.startswith("the hub does not answer") and "429" in silence
+    assert len(no_model) == 2 and all("the model a/busy" in line for line in no_model)
+    assert Hub.asked[-3:] == ["sound", "gone", "busy"] and "Traceback" not in done.stderr
+
+
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):
     """Nothing of it is downloaded but what was asked for: no pickle."""
-    def download(name, allow_patterns):
+    def download(name, allow_patterns, ignore_patterns):
         assert not any(fnmatch.fnmatch("pytorch_model.bin", one) for one in allow_patterns)
         return str(tmp_path)
 
@@ -277,9 +325,10 @@ def test_where_its_weights_cannot_be_had_a_sentence_names_both_ways(
 
 
 def test_another_process_may_make_the_folder_faster(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [*sys.path]
     monkeypatch.setattr(smollm, "unpack", lambda folder: None)
     monkeypatch.setattr(smollm, "widen", lambda weights, own: [
         shutil.copytree(TINY, folder) for folder in (own, tmp_path / "made")])
     smollm.make(tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]  # nothing half-made stays
+    assert sys.path == before
