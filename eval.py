@@ -161,17 +161,16 @@ def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
     config = settle(flags, machine, model)
     require_context(model, config.max_prompt_tokens, config.max_tokens)
     require_weights(model.path)
-    run, tokenizer = run_of(config.adapter), load_tokenizer(model.path)
-    contents = dict(model=digest_of_model(model.path))
+    run, contents = run_of(config.adapter), dict(model=digest_of_model(model.path))
     if run:
         require_same(run, contents)
     if config.adapter:
         contents["adapter"] = digest_of_model(config.adapter)
-    sets = {of_set[0].source: add_prompts(of_set, tokenizer, config.template,
-                                          config.max_prompt_tokens)
-            for of_set in load_asked(config, run)}
-    problems = sum(sets.values(), [])
+    tokenizer = load_tokenizer(model.path)
+    problems = add_prompts(
+        load_asked(config, run), tokenizer, config.template, config.max_prompt_tokens)
     require_embedded(model.path, tokenizer, problems)
+    sets = {name: [*of_set] for name, of_set in groupby(problems, source_of)}
     published = dict(expand(config.data))  # weights of averages; None: the number of problems
     return problems, asdict(config) | dict(
         path=model.path, contents=contents | digests_of_files(asdict(config)), versions=versions(),
@@ -181,8 +180,8 @@ def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
         weights={name: published.get(name) or len(sets[name]) for name in sets})
 
 
-def load_asked(config: Flags, run: Path | None) -> list[list[Problem]]:
-    """The sets of --data. `held-out` are the problems that the adapter's run has held out."""
+def load_asked(config: Flags, run: Path | None) -> list[Problem]:
+    """The problems of --data. `held-out` are those that the adapter's run has held out."""
     most, stored = config.limit or None, read_json(run / "problems.json") if run else {}
     if config.data != HELD_OUT:
         problems = load_problems(config.data, for_training=False, limit=most,
@@ -191,16 +190,20 @@ def load_asked(config: Flags, run: Path | None) -> list[list[Problem]]:
             trained = {*stored["trained"]}
             count = sum(fingerprint(problem)[:16] in trained for problem in problems)
             print(f"the run was trained on {count} of these {len(problems)} problems")
-    elif not run:
+        return problems
+    if not run:
         raise SystemExit("--data held-out needs --adapter RUN: name other data.")
-    else:
-        problems = [Problem(**row) for row in stored["held_out"]]
-        if config.reward and not all(problem.row for problem in problems):
-            raise SystemExit(f"{shown(run)} was trained without --reward, so it did not keep the "
-                             "columns of its held-out problems: name other data.")
-        if settings(run)["eval_data"] == HELD_OUT:  # a share of the data, which is one set
-            problems = [replace(problem, source=HELD_OUT) for problem in problems]
-    return [[*of_set][:most] for _, of_set in groupby(problems, lambda problem: problem.source)]
+    problems = [Problem(**row) for row in stored["held_out"]]
+    if config.reward and not all(problem.row for problem in problems):
+        raise SystemExit(f"{shown(run)} was trained without --reward, so it did not keep the "
+                         "columns of its held-out problems: name other data.")
+    if settings(run)["eval_data"] == HELD_OUT:  # a share of the data, which is one set
+        problems = [replace(problem, source=HELD_OUT) for problem in problems]
+    return sum(([*of_set][:most] for _, of_set in groupby(problems, source_of)), [])
+
+
+def source_of(problem: Problem) -> str:
+    return problem.source
 
 
 # ----------------------------------------------------------------------------------------- results

@@ -63,8 +63,7 @@ def require_numbers(rollout) -> None:
 def as_row(problem, s: int, rollout, verdict) -> dict:
     """A line of eval.jsonl. The reward is NaN if the grader failed; then `why` says how."""
     row = dict(data=problem.source, id=problem.id, sample=s, gold=problem.answer,
-               reward=verdict.reward,
-               status=verdict.status, finish_reason=rollout.finish_reason,
+               reward=verdict.reward, status=verdict.status, finish_reason=rollout.finish_reason,
                tokens=len(rollout.token_ids), text=rollout.text) | verdict.parts
     if verdict.status in NO_VERDICT:
         row["why"] = verdict.why

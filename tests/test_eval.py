@@ -359,8 +359,7 @@ def settled(*argv) -> evaluation.Flags:
 
 def asked(*arguments) -> list:
     flags = settled(*arguments)
-    (problems,) = evaluation.load_asked(flags, run_of(flags.adapter))
-    return problems
+    return evaluation.load_asked(flags, run_of(flags.adapter))
 
 
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter):
