@@ -88,10 +88,17 @@ class Problem:
 
 
 def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], str]:
-    """(training problems, held-out problems, their digest). The two share no problem."""
-    train, held_out = load_train_and_held_out(
-        config.data, config.eval_data, eval_questions=config.eval_questions,
-        columns=config.columns, whole=bool(config.reward))
+    """(training problems, held-out problems, their digest). The two share no problem and no id."""
+    columns, whole = config.columns, bool(config.reward)
+    train = load_problems(config.data, columns=columns, whole=whole)
+    if config.eval_data == HELD_OUT:
+        train, held_out = hold_out(train, config.eval_questions)
+    else:
+        held_out = load_problems(config.eval_data, for_training=False, columns=columns,
+                                 limit=config.eval_questions, whole=whole)
+    train = drop_overlap(train, held_out)
+    if not train:
+        raise SystemExit(f"All of {shown(config.data)} is held out: use another --eval-data.")
     train, held_out = (
         add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))
@@ -106,30 +113,6 @@ def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], 
     print(f"held out: {counted(len(held_out), 'problem')}, {counted(config.eval_k, 'answer')} "
           f"each; avg@{config.eval_k} is their mean reward, with its 95 % interval in brackets")
     return train, held_out, digest(train, held_out)
-
-
-def load_train_and_held_out(
-    data: str, eval_data: str, *, eval_questions: int = 100, columns: str = "", whole: bool = False,
-) -> tuple[list[Problem], list[Problem]]:
-    """(training, held-out) problems, which have no problem and no id in common.
-
-    `eval_data`: HELD_OUT, or sets, of which the first `eval_questions` problems each are taken.
-    """
-    train = load_problems(data, columns=columns, whole=whole)
-    if eval_data == HELD_OUT:
-        train, held_out = hold_out(train, eval_questions)
-        print(f"data: {len(held_out)} of the {len(train) + len(held_out)} problems held out for "
-              "evaluation, by a hash of their texts (--eval-data names another set instead)")
-    else:
-        held_out = load_problems(eval_data, for_training=False, limit=eval_questions,
-                                 columns=columns, whole=whole)
-    apart = drop_overlap(train, held_out)
-    if not apart:
-        raise SystemExit(f"All of {shown(data)} is held out: name another set with --eval-data.")
-    if len(apart) < len(train):
-        print(f"data: dropped {counted(len(train) - len(apart), 'training problem')} that the "
-              "held-out set contains, too (compared by letters and digits)")
-    return apart, held_out
 
 
 # ----------------------------------------------------------------------------------- names of sets
@@ -397,6 +380,8 @@ def hold_out(problems: list[Problem], most: int) -> tuple[list[Problem], list[Pr
     low = [p for p in ranked if int(fingerprint(p), 16) < HELD_OUT_SHARE * 2**256]
     held_out = low[:most] or ranked[:1]
     chosen = {problem.id for problem in held_out}
+    print(f"data: {len(held_out)} of the {len(problems)} problems held out for evaluation, by a "
+          "hash of their texts (--eval-data names another set instead)")
     return [problem for problem in problems if problem.id not in chosen], held_out
 
 
@@ -429,7 +414,11 @@ def drop_overlap(train: list[Problem], held_out: list[Problem]) -> list[Problem]
         return {fingerprint(problem), problem.answer and f"{letters_of(problem)}={problem.answer}"}
 
     held = {key for problem in held_out for key in likenesses(problem)} - {""}
-    return [problem for problem in train if not held & likenesses(problem)]
+    apart = [problem for problem in train if not held & likenesses(problem)]
+    if len(apart) < len(train):
+        print(f"data: dropped {counted(len(train) - len(apart), 'training problem')} that the "
+              "held-out set contains, too (compared by letters and digits)")
+    return apart
 
 
 def digest(*sets: list[Problem]) -> str:

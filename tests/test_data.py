@@ -37,7 +37,16 @@ def rows(*texts) -> list[dict]:
     return [dict(problem=text, answer="1") for text in texts]
 
 
+TOKENIZER = make.build_tokenizer()
 BOX = "Let's think step by step and output the final answer within \\boxed{}."
+
+
+def split(names: str, held_out: str, **how) -> list[list[Problem]]:
+    """The problems that a run is trained on, and those that it has held out."""
+    config = dict(data=names, eval_data=held_out, eval_questions=100, eval_k=2, columns="",
+                  reward="", template="none", max_prompt_tokens=999, model="small") | how
+    grader = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
+    return data.load_data(SimpleNamespace(**config), TOKENIZER, grader)
 
 
 def loaded(path: Path, content: str | bytes, **how) -> list[tuple[str, str]]:
@@ -229,7 +238,7 @@ def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
         ("train.jsonl", "train.jsonl/train/0"), ("train.jsonl#2", "train.jsonl#2/train/0")]
     problems = load_problems(f"{one},{two},{one}", for_training=False)
     assert len({p.id for p in problems}) == len(problems) == 9
-    train, held_out = data.load_train_and_held_out(one, two)
+    train, held_out, _ = split(one, two)
     assert [p.id for p in train + held_out] == [
         f"train.jsonl/{split}/{i}" for split in ("train", "test") for i in range(3)]
 
@@ -247,7 +256,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     said = capsys.readouterr().out
     assert "data: b.jsonl: 20 problems (dropped 10 double)" in said
     assert "c.jsonl: 1 problem (dropped 1 with another gold than before" in said
-    train, held_out = data.load_train_and_held_out(f"{one},{two}", data.HELD_OUT)
+    train, held_out, _ = split(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
     capsys.readouterr()
     assert len(load_problems(names, for_training=False)) == 30 + 30 + 2
@@ -262,24 +271,24 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
     assert [(p.problem, p.answer) for p in loaded] == [("known", "1"), ("mine", "2")]
     other = write(tmp_path, [dict(frage="theirs", answer="4", problem="not this")], "other.jsonl")
     for name, text in (("math500", "known"), (other, "theirs")):
-        train, held_out = data.load_train_and_held_out(mine, name, columns="frage")
+        train, held_out, _ = split(mine, name, columns="frage")
         assert [p.problem for p in train + held_out] == ["mine", text]
 
 
 # ----------------------------------------------------------------------------------------- held out
 def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path, capsys):
     file = numbered(tmp_path, 300)
-    train, held_out = data.load_train_and_held_out(file, data.HELD_OUT)
+    train, held_out, _ = split(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
     assert f"{len(held_out)} of the 300 problems held out" in capsys.readouterr().out
-    assert len(data.load_train_and_held_out(file, data.HELD_OUT, eval_questions=5)[1]) == 5
+    assert len(split(file, data.HELD_OUT, eval_questions=5)[1]) == 5
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
         assert train and held_out and len(train) + len(held_out) == count
     for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
-        with pytest.raises(SystemExit, match="is held out: name another set"):
-            data.load_train_and_held_out(numbered(tmp_path, 1), held_out)
+        with pytest.raises(SystemExit, match="is held out: use another --eval-data"):
+            split(numbered(tmp_path, 1), held_out)
 
 
 # Easily mixed up: the same digits, case or spaces aside, long texts and short ones.
@@ -326,7 +335,7 @@ def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path
 
 def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, capsys):
     one, two, three = (numbered(tmp_path, 9, f"{n}.jsonl", start=7 * n) for n in (1, 2, 3))
-    train, held_out = data.load_train_and_held_out(one, f"{two},{three}", eval_questions=4)
+    train, held_out, _ = split(one, f"{two},{three}", eval_questions=4)
     assert [p.source for p in held_out] == ["2.jsonl"] * 4 + ["3.jsonl"] * 4
     assert len(train) == 7
     assert "dropped 2 training problems that the held-out" in capsys.readouterr().out
@@ -365,14 +374,9 @@ def test_a_stream_shows_every_problem_once_per_epoch():
 # -------------------------------------------------------------------------------------- for resume
 def test_the_digest_notices_other_problems_and_other_prompts(tmp_path):
     file = write(tmp_path, [dict(problem="7+15-4=?", answer="18")])
-
-    def digests(**changed):
-        config = dict(data="builtin", eval_data="builtin", eval_questions=4, eval_k=2, columns="",
-                      reward="", template="chat", max_prompt_tokens=99, model="tiny") | changed
-        grader = SimpleNamespace(check_golds=lambda golds: [True] * len(golds))
-        return data.load_data(SimpleNamespace(**config), make.build_tokenizer(), grader)[2]
-
+    digests = [split(names, "builtin", **how)[2] for names, how in (
+        ("builtin", {}), ("builtin", dict(eval_questions=5)), ("builtin", dict(template="chat")),
+        (file, {}))]
+    assert split("builtin", "builtin")[2] == digests[0] and len({*digests}) == 4
     with pytest.raises(SystemExit, match="^tiny reads only problems of --data builtin .* 'How"):
-        digests(data=write(tmp_path, rows("How many?"), "texts.jsonl"))
-    changed = digests(), digests(eval_questions=5), digests(template="none"), digests(data=file)
-    assert digests() == changed[0] and len({*changed}) == 4
+        split(write(tmp_path, rows("How many?"), "texts.jsonl"), "builtin", model="tiny")

@@ -21,7 +21,7 @@ from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import files
 from parts.config import parse as config_of
-from parts.data import Problem, load_train_and_held_out
+from parts.data import Problem, hold_out, load_problems
 from parts.models import tiny_folder
 from parts.run_folder import run_of
 from world import CPU, Engine, Grader, known_model, small_run
@@ -398,7 +398,7 @@ def test_a_path_in_the_home_is_found_whichever_flag_names_it(tmp_path, monkeypat
 def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_path, capsys):
     keys = dict(columns="frage,loesung")
     place, file = own_run(tmp_path, **keys)
-    held_out = load_train_and_held_out(file, "held-out", **keys)[1]
+    held_out = hold_out(load_problems(file, **keys), 100)[1]
     found = asked("--adapter", place, "--data", file, "--columns", "frage,loesung")
     assert len(found) == 40 and f"trained on {40 - len(held_out)} of these 40" in (
         capsys.readouterr().out)
@@ -437,7 +437,7 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
     summary, said = compared("--base")
     base, now = ([json.loads(line) for line in Path(out, f"{name}.jsonl").open()]
                  for name in ("base", "eval"))
-    held_out = load_train_and_held_out(file, "held-out", **keys)[1]
+    held_out = hold_out(load_problems(file, **keys), 100)[1]
     assert len(base) == len(now) == 2 * len(held_out) and len(started) == 1
     before = [mean(row["reward"] for row in base if row["id"] == p.id) for p in held_out]
     assert 0 < mean(before) < 1 and {row["reward"] for row in now} == {1}

@@ -11,7 +11,7 @@ import torch
 from helpers import ROOT, lines, run_program
 from models.problems import chains
 from parts.config import Config
-from parts.data import load_problems, load_train_and_held_out
+from parts.data import hold_out, load_problems
 from parts.files import append
 from parts.grader import OwnReward, require_function
 
@@ -167,7 +167,7 @@ def test_no_gold_is_needed(tmp_path, capsys):
     rows = [dict(question=f"Say something about {i}.", key=f"k{i}") for i in range(30)]
     file = str(tmp_path / "mine.jsonl")
     append(file, *rows, dict(key="no question"), rows[0])
-    train, held_out = load_train_and_held_out(file, "held-out", whole=True)
+    train, held_out = hold_out(load_problems(file, whole=True), 100)
     assert sorted(p.row["key"] for p in train + held_out) == sorted(row["key"] for row in rows)
     assert {p.answer for p in train + held_out} == {""}
     assert "(dropped 1 without a problem, 1 double)" in capsys.readouterr().out
