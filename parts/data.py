@@ -218,8 +218,7 @@ def problem_of(row: dict, id: str, source: str, columns: str = "",
     given, gold = find(row, [answer] if answer else ANSWER_KEYS, gold_text)
     if given == "solution" and len(gold) > LONGEST_SOLUTION and "\\boxed" not in str(row):
         gold = ""
-    story = find(row, ["Body"], problem_text)[1]  # SVAMP has the question in another column
-    if story and asked == "question":
+    if asked == "question" and (story := find(row, ["Body"], problem_text)[1]):  # as in SVAMP
         problem = f"{story.strip()} {problem}"
     level = str(row.get("level", row.get("difficulty", "")))
     all_columns = json.loads(json.dumps(row, default=str)) if whole else {}
