@@ -259,9 +259,11 @@ def gpu_options(memory_share: float, sleep: bool, routes: bool, max_model_len: i
                 max_num_seqs: int) -> dict:
     if routes:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
-    # vLLM records a graph of its kernels for each of these batch sizes, at every start and twice
-    # with LoRA, and pads a batch to the next one. Of its own it would record three times as many.
-    sizes = {1, 2, 4, 8, 16, 32, 48, 64, *range(96, max_num_seqs, 32), max_num_seqs}
+    # vLLM records graphs of its kernels for each of these numbers of tokens at every start, and
+    # pads a batch to the next one. By itself it would record three times as many. A batch has a
+    # token for each running answer, and in a few steps also those of new prompts.
+    sizes = {1, 2, 4, 8, 16, 32, 48, 64, *range(96, max_num_seqs, 32), max_num_seqs,
+             max_num_seqs * 3 // 2, max_num_seqs * 2}
     # On cards of 70 GiB vLLM would reserve memory for 16,384 tokens, which its cache can use.
     return dict(gpu_memory_utilization=memory_share, enable_sleep_mode=sleep,
                 enable_return_routed_experts=routes,

@@ -186,8 +186,9 @@ def test_no_batch_on_a_gpu_is_padded_by_more_than_a_few_answers(running):
     """vLLM pads a batch to the next size that it has recorded, and is slow beyond the largest."""
     sizes = gpu_options(0.5, False, False, 4024, running)["compilation_config"][
         "cudagraph_capture_sizes"]
-    assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] >= running
-    assert all(after <= 2 * size and after - size <= 32 for size, after in zip(sizes, sizes[1:]))
+    assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] >= 2 * running
+    assert all(after <= 2 * size and (after - size <= 32 or size >= running)
+               for size, after in zip(sizes, sizes[1:]))
 
 
 def test_a_cache_that_is_not_dropped_is_an_error():

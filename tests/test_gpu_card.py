@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 LINEAR = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 ALWAYS = dict(  # the second model runner, a batch ahead, prompts read 8,192 tokens at once
     head="float32", runner=2, ahead=True, tokens=8192, slots=256, graphs="FULL_AND_PIECEWISE",
-    sizes=14, load="safetensors", config="hf", tokenizer="hf", defaults="vllm", foreign_code=False,
+    sizes=16, load="safetensors", config="hf", tokenizer="hf", defaults="vllm", foreign_code=False,
     prefix_cache=True, logprobs="processed_logprobs", share=0.5)
 ADAPTER = dict(lora=16, lora_layers=LINEAR)
 MERGE = dict(lora=None, lora_layers=None)
