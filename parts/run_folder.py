@@ -95,9 +95,11 @@ def require_same(folder: Path, inputs: dict) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that affect the numbers."""
-    installed = {package.name: package.version for package in importlib.metadata.distributions()}
-    numbers = {name: installed[name] for name in PACKAGES if name in installed}  # one vLLM of two
-    return dict(python=sys.version.split()[0]) | numbers
+    numbers = dict(python=sys.version.split()[0])
+    for name in PACKAGES:
+        for package in importlib.metadata.distributions(name=name):  # none for one of two vLLMs
+            numbers[name] = package.version
+    return numbers
 
 
 # ------------------------------------------------------------------------------ checkpoints

@@ -9,7 +9,7 @@ import pickle
 import shutil
 import stat
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from helpers import files_of_at_most, lines
 from parts import files
-from parts.config import RESUMABLE, Config, parse
+from parts.config import Config, parse
 from parts.config import settings_of
 from parts.policy import make_optimizer
 from parts import run_folder
@@ -30,14 +30,6 @@ from world import settle_flags, settled
 
 
 ABC = dict(data="2 questions, abc")
-
-
-def test_what_may_change_cannot_change_what_the_logs_mean():
-    """The settings that are free on resume, by name: a new one has to be put here on purpose."""
-    assert set(asdict(Config())) - set(settings_of(Config())) == {"resume"}
-    assert RESUMABLE == {
-        "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory",
-        "sleep", "engine_sequences", "micro_tokens", "log_groups", "report_to"}
 
 
 @pytest.mark.parametrize("flags", [
@@ -203,7 +195,7 @@ def run_in(folder, learning, **state):
     return SimpleNamespace(
         folder=folder, policy=policy, optimizer=optimizer, schedule=schedule, state=state,
         config=SimpleNamespace(steps=9), stream=SimpleNamespace(cursor=5),
-        estimator=SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None))
+        estimator=SimpleNamespace(counts={}))
 
 
 def save(folder, steps, learning, keep_every=0):
@@ -231,29 +223,20 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
 
 
 def test_only_what_save_has_named_is_a_checkpoint(tmp_path, learning):
-    """A user's own copies and notes are neither counted nor removed, nor do they stop a save. And
-    what a user has moved stays one."""
+    """A user's copies and notes are neither counted nor removed. A link to another disk counts."""
     save(tmp_path, [2, 4], learning)
     place = tmp_path / "checkpoints"
     for copy in ("step-000009-best", "step-best", "step-9", "xstep-000009", "step-000009.old"):
         shutil.copytree(place / "step-000004", place / copy)
-    (place / "step-notes.txt").write_text("the best so far")
     (place / "step-000007").write_text("a file")
     (place / "step-000008").symlink_to(tmp_path / "a disk that is not there")
+    (place / "step-000002").rename(tmp_path / "moved")
+    (place / "step-000002").symlink_to(tmp_path / "moved")
     before = {path.name for path in place.iterdir()}
     assert names(tmp_path) == ["step-000002", "step-000004"]
-    for found in (tmp_path, place / "step-000004"):  # of a run, and of itself
-        assert run_folder.find_adapter(str(found)) == str(place / "step-000004")
     save(tmp_path, [5], learning)
-    after = {path.name for path in place.iterdir()}
-    assert after == before - {"step-000002"} | {"step-000005"}
-    for path in run_folder.checkpoints(tmp_path):  # to another disk: they are followed
-        moved = tmp_path / path.name
-        path.rename(moved)
-        path.symlink_to(moved)
-    save(tmp_path, [6], learning)
-    assert names(tmp_path) == ["step-000005", "step-000006"]
-    assert (tmp_path / "step-000004/state.json").exists()  # the link is removed, not its target
+    assert {path.name for path in place.iterdir()} == before - {"step-000002"} | {"step-000005"}
+    assert (tmp_path / "moved/state.json").exists()  # the link is removed, not its target
 
 
 def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk, learning):

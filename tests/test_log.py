@@ -160,6 +160,22 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, count, places
     assert [*Log(again).history] == [*log.history] == rows(run, "metrics.jsonl")[-3:]
 
 
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(run, complete):
+    """A kill may come while its answers are logged. Its last log is eval.jsonl."""
+    answered(run, 0, a=[0.5])
+    step(run, Log(run), 2)
+    before = (run.folder / "answers.jsonl").read_bytes()
+    answered(run, 2, a=[1])
+    if complete:
+        files.append(run.folder / "eval.jsonl", dict(step=2, data="a", avg=1.0))
+    after = (run.folder / "answers.jsonl").read_bytes()
+    again = begun(run.folder, run.config)
+    restore(again)
+    assert (run.folder / "answers.jsonl").read_bytes() == (after if complete else before)
+    assert Log(again).evaluated == (2 if complete else None)
+
+
 # ------------------------------------------------------------------------------ a tracker
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
 def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, broken):
