@@ -43,8 +43,10 @@ PRESETS = {  # defaults by the size of the model (`size_of`)
         steps=20, eval_every=10, eval_questions=72, eval_k=4),
     "large": dict(
         data="agentica-org/DeepScaleR-Preview-Dataset", eval_data="math500",
-        template="reinforce-ada", max_prompt_tokens=1024, max_tokens=3000, batch_prompts=32, M=8,
-        lr=2e-5, warmup_steps=5, steps=200, eval_every=20, eval_questions=100, eval_k=8),
+        # 64 prompts: in most engine steps few answers are left, and twice as many prompts give
+        # about 1.5 times the tokens per second (an estimate for a 24 GB card, docs/gpu.md).
+        template="reinforce-ada", max_prompt_tokens=1024, max_tokens=3000, batch_prompts=64, M=8,
+        lr=2e-5, warmup_steps=5, steps=100, eval_every=20, eval_questions=100, eval_k=8),
 }
 OF_MODELS = {  # for single models, instead of those
     "tiny-skills": dict(data="builtin-skills", eval_data="builtin-skills"),
@@ -128,7 +130,7 @@ class Config(SamplerConfig, CommonFlags):
 
     # ---- which prompts get how many answers, and what an answer is compared with
     batch_prompts: Auto[Count] = None
-    """prompts per step; default: 24, with small models 16, with larger ones 32"""
+    """prompts per step; default: 24, with small models 16, with larger ones 64"""
     M: Auto[Count] = None
     """answers per round (ada-est, gvm: per prompt, on average); default: 8, or 4 for small models
     with ada-balance"""
@@ -168,7 +170,7 @@ class Config(SamplerConfig, CommonFlags):
 
     # ---- how long the run lasts, and what it saves
     steps: Auto[Count] = None
-    """training steps; default: 100, of small models 20, of larger ones 200"""
+    """training steps; default: 100, of small models 20"""
     seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
     """decides the order of the data, the adapter's initial weights and the sampled answers"""
     name: Auto[str] = None
