@@ -22,7 +22,6 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -290,67 +289,57 @@ class Keeper(TrainerCallback):
         return -(-state.global_step // self.config.mini_batches)
 
 
-def before_training(recipe: TRL, flags: Config, grader) -> SimpleNamespace:
-    """Config, model files, problems, newest checkpoint. Only the first process locks the folder.
-
-    Raises SystemExit, one sentence, before the engine starts if a setting cannot work.
-    """
-    PartialState(cpu=build_for_cpu())  # joins the processes, or no broadcast reaches them
-    folder = Path("runs", flags.name)
-    lock = claim(folder, flags.resume) if FIRST else None
-    config, model = settle(flags)
-    tokenizer = load_tokenizer(model.path)
-    train, held_out, digest = load_data(config, tokenizer, grader)
-    start = SimpleNamespace(
-        config=config, model=model, tokenizer=tokenizer, train=train, lock=lock,
-        stops=stop_ids(model.path, tokenizer, config.template, config.stop),
-        newest=next(reversed(checkpoints(folder)), None) if FIRST else None)
-    if FIRST:
-        note_start(folder, settings_of(config), train, held_out, data=digest,
-                   model=digest_of_model(model.path), end_tokens=start.stops)
-        files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
-        if start.newest:  # what was logged after this checkpoint is repeated
-            os.truncate(folder / "metrics.jsonl", int((start.newest / "log.size").read_text()))
-    [start.newest] = broadcast_object_list([start.newest])  # from the first process
-    require_resumable(start.newest, start.config.steps)
-    require_shares(recipe, start.config)
-    if len(start.train) < start.config.batch_prompts:
-        raise SystemExit(f"{len(start.train)} problems are fewer than one batch of "
-                         f"{start.config.batch_prompts}: lower --batch-prompts.")
-    return start
-
-
-def require_resumable(newest: Path | None, steps: int) -> None:
-    """Raises SystemExit, one sentence, if no step is left or the checkpoint does not fit."""
-    if newest and step_of(newest) >= steps:
+def newest_checkpoint(folder: Path, steps: int) -> str | None:
+    """Where to go on; the log is cut back to it. Raises SystemExit if that is not possible."""
+    newest = next(reversed(checkpoints(folder)), None) if FIRST else None
+    [newest] = broadcast_object_list([newest])  # from the first process
+    if not newest:
+        return None
+    if step_of(newest) >= steps:
         print(f"all of --steps {steps} are done")
         raise SystemExit(0)
     holds = dict(FSDP="optimizer.bin", DEEPSPEED="latest", nothing="optimizer.pt")[SHARDED]
-    if newest and not (newest / holds).exists():
+    if not (newest / holds).exists():
         raise SystemExit(f"{newest} was sharded in another way, or is on another machine (it has "
                          f"no {holds}): share the folder runs, and resume with the file of "
                          "recipes/launch that the run was started with.")
+    if FIRST:  # what was logged after this checkpoint is repeated
+        os.truncate(folder / "metrics.jsonl", int((newest / "log.size").read_text()))
+    return str(newest)
 
 
 # ------------------------------------------------------------------------------ the program
 def make_trainer(recipe: TRL, flags: Config, grader) -> AdaTrainer:
-    start = before_training(recipe, flags, grader)
-    c, path = start.config, start.model.path
-    args, engine = trl_settings(recipe, c), start_engine(c, start.model, start.stops)
-    mixture = is_supported(start.model.config)
+    """Everything before the first step. Only the first process locks and writes the folder."""
+    PartialState(cpu=build_for_cpu())  # joins the processes, or no broadcast reaches them
+    folder = Path("runs", flags.name)
+    lock = claim(folder, flags.resume) if FIRST else None
+    c, model = settle(flags)
+    require_shares(recipe, c)
+    tokenizer = load_tokenizer(model.path)
+    train, held_out, digest = load_data(c, tokenizer, grader)
+    if len(train) < c.batch_prompts:
+        raise SystemExit(f"{len(train)} problems are fewer than one batch of "
+                         f"{c.batch_prompts}: lower --batch-prompts.")
+    stops = stop_ids(model.path, tokenizer, c.template, c.stop)
+    if FIRST:
+        note_start(folder, settings_of(c), train, held_out, data=digest,
+                   model=digest_of_model(model.path), end_tokens=stops)
+        files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
+    newest = newest_checkpoint(folder, c.steps)
+    args, engine = trl_settings(recipe, c), start_engine(c, model, stops)
+    layers = adapted_layers(model.config) if is_supported(model.config) else "all-linear"
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
-                      target_modules=adapted_layers(start.model.config) if mixture
-                      else "all-linear")
+                      target_modules=layers)
     torch.manual_seed(c.seed)  # the same initial adapter in all processes
     trainer = AdaTrainer(
-        c, engine, start.train, grader, model=path, args=args, callbacks=[Keeper(recipe, c)],
-        processing_class=start.tokenizer, peft_config=None if recipe.full else lora)
-    trainer.eos_token_ids = start.stops  # TRL knows fewer, but counts truncated answers
+        c, engine, train, grader, model=model.path, args=args, callbacks=[Keeper(recipe, c)],
+        processing_class=tokenizer, peft_config=None if recipe.full else lora)
+    trainer.eos_token_ids = stops  # TRL knows fewer, but counts truncated answers
     if recipe.full:  # the weights are saved with these
-        trainer.model.generation_config.eos_token_id = start.stops
-        trainer.model.config.eos_token_id = start.stops
-    trainer.newest = start.newest and str(start.newest)
-    trainer.start = start  # so that its lock on the folder stays
+        trainer.model.generation_config.eos_token_id = stops
+        trainer.model.config.eos_token_id = stops
+    trainer.newest, trainer.lock = newest, lock  # the lock holds as long as the trainer
     return trainer
 
 

@@ -268,9 +268,9 @@ def test_an_engine_with_other_weights_ends_the_run(
 
 @pytest.mark.slow  # it imports TRL
 def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_be_changed(recipe):
-    with pytest.raises(SystemExit, match="^0$"):
-        recipe.require_resumable(Path("step-000003"), 3)
     Path("runs/r/checkpoints/step-000001").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="^0$"):
+        recipe.newest_checkpoint(Path("runs/r"), 1)
     started = settled(name="r", sync="merge")
     note_start(Path("runs/r"), settings_of(started), [], [])
     Path("runs/r/trl.json").write_text("{}")
