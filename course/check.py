@@ -1,4 +1,4 @@
-"""Grades a lab: points, and for each mistake the smallest counterexample, in numbers.
+"""Grades a lab, with the smallest counterexample in numbers for each mistake.
 
     python course/check.py 3              # course/labs/lab_3.py
     python course/check.py my/lab_3.py    # the name of the file says which lab it is

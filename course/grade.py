@@ -1,4 +1,4 @@
-"""Grades a class: one text for each student, and a table of points.
+"""Grades a class: a text for each student, with a table of points.
 
     python course/grade.py class                 # writes graded/points.csv and graded/ann.txt, ...
     python course/grade.py class --out week-3    # writes into the folder week-3 instead

@@ -325,7 +325,7 @@ for fd in range(3, 64):
     "removes": f"import os; os.rename({str(ROOT / 'course/check.py')!r}, '/tmp/gone')",
 }
 REASONS = dict(prints="ended its process", asks="EOFError", terminal="[Errno", zoe="SyntaxError",
-               recurses="MemoryError", **dict.fromkeys(
+               recurses="MemoryError", floods="ended its process", **dict.fromkeys(
                    ("reads", "imports", "starts", "rewrites", "removes"), "PermissionError"))
 
 
@@ -342,7 +342,14 @@ def test_no_submission_gets_points_for_free_or_leaves_anything(tmp_path, capfd, 
         (tmp_path / "class" / name).write_text(text)
     project = {file: file.read_bytes() for file in (ROOT / "course").rglob("*.py")}
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "class"), "--out", str(tmp_path)])
-    grade.main()
+    read, write = os.pipe()
+    os.write(write, b"what the lecturer types\n")
+    stdin = os.dup(0)
+    os.dup2(read, 0)
+    try:
+        grade.main()
+    finally:
+        os.dup2(stdin, 0)
     head, *table = (tmp_path / "points.csv").read_text(encoding="utf-8-sig").splitlines()
     assert head == "student," + ",".join(LABS)
     assert sorted(table) == sorted(

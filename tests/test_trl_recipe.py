@@ -299,6 +299,7 @@ def test_a_prompt_has_n_rows_whatever_its_verdicts_are(recipe):
     ("--sampler dapo", "and dapo with"),
     ("--batch-prompts 7", "batch_prompts = 7 with n = 4 cannot be split evenly into 2 processes"),
     ("--batch-prompts 6 --mini-batches 5", "mini_batches = 5"),
+    ("--batch-prompts 6 --micro-rows 5", "micro_rows = 5"),
     ("--full --lora-rank 8", "lora_rank has no effect with full"),
     ("--sync adapter", "sync must be merge"),
     ("--log-groups all", "log_groups has no effect in TRL"),
