@@ -284,10 +284,10 @@ def test_a_run_that_is_over_ends_at_once_and_well_and_what_trl_restores_cannot_b
 def test_a_prompt_has_n_rows_whatever_its_verdicts_are(recipe):
     pool = [Sample(i, 0, reward=reward) for i, reward in enumerate([math.nan, 0.0, math.nan, 0.0])]
     pool.append(Sample(4, 0, reward=1.0, correct=True))
-    group = Group(0, None, pool, rounds=1, outcome="too few wrong")
     for config, coefficients in (
             (Config(n=4, M=5), [-1 / 3, -1 / 3, 2 / 3, 0.0]),
             (Config(n=4, M=5, drop_unresolved=True), [0.0] * 4)):
+        group = Group(0, None, pool, rounds=1, outcome="too few wrong")
         set_advantages(group, config)
         assert [c for _, c in recipe.rows_of(group, 4)] == pytest.approx(coefficients)
 
