@@ -33,7 +33,7 @@ from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "explorer" / "page.html"
 PLACE = "/*DATA*/"  # the data replace this in the template
-LARGE = 20  # MB; a browser needs more than three seconds to open a larger page
+LARGE = 20  # MB; a browser needs several seconds to open a larger page
 
 
 @dataclass
