@@ -62,8 +62,8 @@ INSTRUCTIONS = re.compile("|".join(map(re.escape, (
     'Remember to put your answer on its own line after "Answer:".',
     "Let's think step by step and output the final answer within \\boxed{}.",
     "Please reason step by step, and put your final answer within \\boxed{}."))))
-# What JSON and Python make of a single backslash: in this pattern, too, `\theta` is a tab and
-# `heta`. The second half occurs in sound texts, too (a line may begin with `u = 3`).
+# What JSON makes of a single backslash. Here, too, `\theta` means a tab and `heta`. The last line
+# counts only inside $...$, because in a sound text a line may begin with `u = 3`.
 BROKEN_TEX = re.compile(r"""
     (?P<surely> [\x00-\x08\x0b\x0c\x0e-\x1f\x7f]
         | (?: \theta | \times | \text(bf|it|rm)? | \tau | \tfrac | \triangle | \tilde | \therefore
