@@ -14,7 +14,6 @@ A verdict never depends on earlier questions, because each answer is judged in a
 import contextlib
 import functools
 import gc
-import inspect
 import json
 import math
 import os
@@ -28,6 +27,7 @@ import tokenize
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from inspect import signature
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType, SimpleNamespace
@@ -88,10 +88,9 @@ def load(how: SimpleNamespace) -> str:
     signal.setitimer(signal.ITIMER_REAL, LOADING_SECONDS)
     try:
         exec(compile(how.source, path, "exec"), vars(module))
-        how.judge, how.decide = getattr(module, function), None
-        if how.threshold is None:
-            how.decide = getattr(module, "decide", None)
-        else:
+        how.judge = getattr(module, function)
+        how.may_decide = how.threshold is None and "compare" in signature(how.judge).parameters
+        if how.threshold is not None:
             how.judge = functools.partial(score, how.judge, how.threshold, takes_raw(how.judge))
         for question in how.examples:  # to fill the judge's caches
             how.judge(*question)
@@ -104,30 +103,36 @@ def load(how: SimpleNamespace) -> str:
 
 def takes_raw(function) -> bool:
     """Whether a user's function has a parameter `raw`. Raises TypeError if it cannot be called."""
-    signature, called = inspect.signature(function), CALLED.format(function.__name__)
-    names = list(signature.parameters)[:2]
+    takes, called = signature(function), CALLED.format(function.__name__)
+    names = list(takes.parameters)[:2]
     if names[:1] == ["completion"] or OF_OTHERS.intersection(names):
         raise TypeError(called)
-    takes = "raw" in signature.parameters
+    raw = {"raw": ""} if "raw" in takes.parameters else {}
     try:
-        signature.bind({}, "", **dict(raw="") if takes else {})
+        takes.bind({}, "", **raw)
     except TypeError as error:
         raise TypeError(f"{error}; {called}") from None
-    return takes
+    return bool(raw)
+
+
+class Undecided(Exception):
+    """The judge has to compute what may take for ever."""
+
+
+def decide(judge, question) -> tuple | None:
+    """The verdict of a judge that can tell without its function `compare`; otherwise None."""
+    def undecided(*_):
+        raise Undecided
+    with contextlib.suppress(Undecided):
+        return judge(*question, compare=undecided)
 
 
 def decide_here(question: list, how: SimpleNamespace) -> tuple | None:
-    """The verdict of the judge's `decide`, which needs no fork; None if there is no such verdict.
-
-    A worker that takes too long for it is ended by its timer, and the next one starts anew.
-    """
-    if how.decide is None:
-        return None
+    """The verdict of a judge that needs no fork. A timer ends a worker that takes too long."""
     signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)
-    try:
-        return how.decide(*question)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    found = decide(how.judge, question) if how.may_decide else None
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return found
 
 
 def judge_in_fork(question: list, client: Connection, how: SimpleNamespace) -> tuple:
@@ -186,8 +191,8 @@ class ForkingGrader(contextlib.AbstractContextManager):
     """Runs a judge in at most `workers` processes, from any thread. Use it in a `with`.
 
     name: "FILE.py:FUNCTION". threshold: a reward above it counts as correct; None for a function
-    that returns (status, why). Then the file may have a function `decide` with the same arguments,
-    which gives verdicts without a fork, or None. examples: questions that each worker judges once.
+    that returns (status, why). If it has a parameter `compare`, a function that may take for ever,
+    it is called without a fork until it needs this. examples: questions that each worker judges.
     """
 
     def __init__(self, name: str, threshold: float | None = None, examples: list = (),
