@@ -224,7 +224,7 @@ def small_run(folder: Path, engine=Engine, **flags) -> Path:
 
 def rows(log: Path) -> list[dict]:
     """The rows of a run's log, without times and memory."""
-    timed = ("seconds", "tokens_per_second", "memory_gb", "threads")
+    timed = ("seconds", "memory_gb")
     return [{key: value for key, value in row.items() if not key.startswith(timed)}
             for row in read_rows(log)]
 
