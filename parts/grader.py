@@ -4,12 +4,10 @@
 function (--reward), which may have mistakes. An answer of the model may make the judge compute for
 ever, even inside C code, fill the memory or crash. This is no sandbox for programs of the model.
 
-    worker   one process per thread of the grader, `python -m parts.grader`: a fresh interpreter
-             without CUDA and secrets. It loads the judge and handles questions (in JSON)
+    worker   one per thread of the grader, `python -m parts.grader`: a fresh interpreter without
+             CUDA and secrets. It loads the judge and handles questions (in JSON)
     fork     a child of a worker that judges one answer, with limits of memory, CPU time and clock
              time. The last is wide, so that a busy machine gives the same verdicts as an idle one
-
-A verdict never depends on earlier questions, because each answer is judged in a new fork.
 """
 import contextlib
 import functools
@@ -44,8 +42,8 @@ LARGEST, MOST_PARTS = 1e6, 7  # of a reward: its square does not overflow; each 
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")  # no secrets
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
-ENDED = (OSError, EOFError)  # raised if the process at the other end is gone
-# Reward functions of TRL and verl have these parameters in these places, and mean other things.
+ENDED = OSError, EOFError  # raised if the process at the other end is gone
+# Functions for TRL and verl begin with these parameters, and mean other things by them.
 OF_OTHERS = {"completions", "prompts", "solution_str", "ground_truth", "data_source"}
 CALLED = "it is called as {}(problem, completion) with a row of the data and an answer to it"
 
@@ -74,7 +72,10 @@ def serve() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the fork, too
     while True:
         question = json.loads(client.recv_bytes())
-        answer = decide_here(question, how) or judge_in_fork(question, client, how)
+        signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends a worker that takes too long
+        answer = how.may_decide and decide(how.judge, question)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answer = answer or judge_in_fork(question, client, how)
         client.send_bytes(json.dumps(answer).encode())
 
 
@@ -125,14 +126,6 @@ def decide(judge, question) -> tuple | None:
         raise Undecided
     with contextlib.suppress(Undecided):
         return judge(*question, compare=undecided)
-
-
-def decide_here(question: list, how: SimpleNamespace) -> tuple | None:
-    """The verdict of a judge that needs no fork. A timer ends a worker that takes too long."""
-    signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)
-    found = decide(how.judge, question) if how.may_decide else None
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    return found
 
 
 def judge_in_fork(question: list, client: Connection, how: SimpleNamespace) -> tuple:
@@ -191,18 +184,15 @@ class ForkingGrader(contextlib.AbstractContextManager):
     """Runs a judge in at most `workers` processes, from any thread. Use it in a `with`.
 
     name: "FILE.py:FUNCTION". threshold: a reward above it counts as correct; None for a function
-    that returns (status, why). If it has a parameter `compare`, a function that may take for ever,
-    it is called without a fork until it needs this. examples: questions that each worker judges.
+    that returns (status, why). If that has a parameter `compare`, a function that may take for
+    ever, it gets no fork until it needs this. examples: questions that each worker judges first.
     """
 
     def __init__(self, name: str, threshold: float | None = None, examples: list = (),
                  workers: int = WORKERS, cpu_seconds: float = 1.5, clock_seconds: float = 60.0):
         path = os.path.abspath(os.path.expanduser(name))
-        try:
-            with tokenize.open(path.rpartition(":")[0]) as file:
-                source = file.read()  # the file may change
-        except (OSError, SyntaxError, UnicodeError) as error:
-            raise SystemExit(f"{shown(name)} cannot be read: {shown(error)}") from None
+        with tokenize.open(path.rpartition(":")[0]) as file:
+            source = file.read()  # the file may change during the run
         self.how = dict(name=path, source=source, threshold=threshold, examples=examples,
                         cpu_seconds=cpu_seconds, clock_seconds=clock_seconds)
         self.name, self.pending, self.workers = name, {}, []

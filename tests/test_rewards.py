@@ -269,12 +269,12 @@ def test_characters_that_unfold_into_many_are_compared_as_strings():
 
 
 def test_no_text_makes_a_pattern_backtrack():
-    """The work of a pattern must grow with the text, not with its square. A text of four times the
-    length may take at most eight times the CPU time, and each is measured twice."""
+    """A pattern with nested repetitions would take for ever on one of these. CPU times are compared
+    with each other, so that the speed of the machine does not matter."""
     pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "\\frac{", "=", "and ", "m",
               "5 cm", "\\%", "$", "1,000", "\\text{m}", "^2", "/", "-", "x in "]
     rng = random.Random(3)
-    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 4))) for _ in range(600)]
+    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 4))) for _ in range(100)]
     patterns = [*(re.compile(pattern.replace("§", "(?![A-Za-z])")) for _, pattern, _ in REWRITES),
                 *(one for one in vars(rewards).values() if isinstance(one, re.Pattern))]
 
