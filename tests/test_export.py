@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+import eval as evaluation  # the module has the name of a builtin
 from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
 from parts.models import digest_of_model, fetch_model, load_tokenizer
@@ -16,7 +17,7 @@ from parts.policy import load_adapter
 from parts.prompts import stop_ids
 from parts.run_folder import note_start
 from recipes import export
-from world import settled
+from world import Engine, Grader, settled, small_run
 
 
 def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float32", **flags):
@@ -144,3 +145,20 @@ def test_an_exported_model_ends_its_answers_where_the_run_does(tmp_path):
     right = [sum(row["reward"] for row in rows) / len(rows) for rows in found]
     assert abs(right[0] - right[1]) < 0.05 < min(right)  # merging rounds, so few answers differ
     assert all(sum(row["finish_reason"] == "stop" for row in rows) > 100 for rows in found)
+
+
+def test_a_run_starts_from_a_model_that_a_run_has_made(tmp_path, monkeypatch):
+    """Trained, exported, trained further and evaluated: the export is a model like any other."""
+    monkeypatch.chdir(tmp_path)
+    lengths = dict(data="builtin", template="chat", max_prompt_tokens=40)
+    small_run(tmp_path, name="first", steps=1, **lengths)
+    export.export("runs/first", Path("made"))
+    small_run(tmp_path, name="second", steps=1, model="made", **lengths)
+    monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: Engine())
+    monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
+    evaluation.main(["--adapter", "runs/second", "--base", "--out=out"])
+    protocol = json.loads(Path("out/protocol.json").read_text())
+    assert (protocol["model"], protocol["template"]) == ("made", "chat")
+    made, tiny = (json.loads(Path(f"runs/{name}/config.json").read_text())
+                  for name in ("second", "first"))
+    assert made["end_tokens"] == tiny["end_tokens"] and made["model"] != tiny["model"]
