@@ -21,7 +21,7 @@ from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import files
 from parts.config import parse as config_of
-from parts.data import Problem, hold_out, load_problems
+from parts.data import GROUPS, Problem, hold_out, load_problems
 from parts.models import tiny_folder
 from parts.run_folder import run_of
 from world import CPU, Engine, Grader, known_model, small_run
@@ -404,6 +404,16 @@ def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_
         capsys.readouterr().out)
     Path(file).unlink()
     assert asked("--adapter", place) == [replace(p, source="held-out") for p in held_out]
+
+
+def test_the_protocol_knows_the_weights_of_sets_and_the_context(data, monkeypatch):
+    """The weights are the published ones, or the numbers of problems."""
+    monkeypatch.setitem(GROUPS, "both", {"builtin": 7, "builtin-skills": None})
+    flags = evaluation.parse([f"--data=both,{data}", "--limit=3", "--max-tokens=9"])
+    problems, protocol = evaluation.problems_and_protocol(flags)
+    assert protocol["weights"] == {"builtin": 7, "builtin-skills": 3, "sums.jsonl": 3}
+    assert protocol["questions"].keys() == protocol["weights"].keys() and len(problems) == 9
+    assert protocol["context"] == 256 + 9 and protocol["prompt"] == problems[0].prompt
 
 
 class Learnt(Engine):
