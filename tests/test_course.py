@@ -201,9 +201,9 @@ def test_the_project_has_its_own_functions_back_afterwards():
 ENDLESS = """
 def exit_test(*_):
     try:
-        while True: pass
+        while True: int()
     except: pass
-    while True: pass
+    while True: int()
 def keep(pool, n):
     raise ValueError("too few")
 """
