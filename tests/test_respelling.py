@@ -1,6 +1,6 @@
 """Golds that people wrote: spelled otherwise they must be right, and changed they must be wrong.
 
-bench/results/verifier/college_golds.txt has the answers of 500 exercises (bench/results/verifier/
+bench/results/verifier/golds.txt has the answers of 500 exercises (bench/results/verifier/
 NOTICE.md names the books). Nobody who wrote a rule of the verifier chose them.
 """
 import re
@@ -10,7 +10,7 @@ import pytest
 from helpers import ROOT
 from rewards import Grader, exact, split
 
-GOLDS = sorted({*(ROOT / "bench/results/verifier/college_golds.txt").read_text().splitlines()})
+GOLDS = sorted({*(ROOT / "bench/results/verifier/golds.txt").read_text().splitlines()})
 WORDS = re.compile(r"\\(?:text|mathrm|operatorname)|(?<![\\A-Za-z])[A-Za-z]{3}")
 OPENING = re.compile(r"(?<!\\left)(?<!\\)[(\[]")
 CLOSING = re.compile(r"(?<!\\right)(?<!\\)[)\]]")

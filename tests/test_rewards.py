@@ -120,6 +120,29 @@ def test_few_answers_are_misjudged():
     assert counts["missed"] <= 103 and counts["accepted"] <= 38, counts
 
 
+def accepted() -> dict[tuple[str, str], bool]:
+    """{(gold, completion): whether it is accepted} for all answers of both tables."""
+    found = {(case["gold"], case["completion"]): case["verdict"] == "correct" for case in CASES}
+    for row in PAIRS:
+        for key in ("correct", "wrong", "missed", "accepted") if "gold" in row else ():
+            for answer in row.get(key, ()) if "style" not in row else ():
+                found[row["gold"], boxed(answer)] = key in ("correct", "accepted")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rewrite", REWRITES, ids=[why for why, _, _ in REWRITES])
+def test_without_any_line_of_the_table_of_rewrites_a_verdict_changes(rewrite, monkeypatch):
+    spelled = {pair: (clean(pair[0]), clean(extract_answer(pair[1]) or "")) for pair in accepted()}
+    monkeypatch.setattr(rewards, "REWRITES", [one for one in REWRITES if one is not rewrite])
+    clean.cache_clear()
+    others = [pair for pair, before in spelled.items()
+              if (clean(pair[0]), clean(extract_answer(pair[1]) or "")) != before]
+    changed = any((judge(*pair)[0] == "correct") != accepted()[pair] for pair in others)
+    clean.cache_clear()
+    assert changed
+
+
 # ------------------------------------------------------------------------------------ the parts
 @pytest.mark.parametrize("row", pairs("answer"))
 def test_the_last_closed_box_is_the_answer(row):
