@@ -21,7 +21,8 @@ from parts.text import shown
 
 MAX_CHARS = 1000  # longer answers are compared as strings only
 EXAMPLES = [(each, rf"\boxed{{{each}+0}}") for each in (  # judged by each worker at its start
-    r"\frac{x^{2}-1}{3}\sqrt{2};(x-2)e^{x};\pi\sin(\frac{\pi}{7});3-4i;y=2x+1".split(";"))]
+    r"\frac{x^{2}-1}{3}\sqrt{2};(x-2)e^{x};\pi\sin(\frac{\pi}{7});3-4i;y=2x+1"
+    r";\log_{2}(x);2\sqrt[3]{5};|x-1|;(-\infty,2]\cup[3,4);0<x<5;\frac{1+\sqrt{5}}{2}".split(";"))]
 
 
 # ------------------------------------------------------------------------------------ 1. the box
@@ -151,20 +152,19 @@ def squeeze(text: str) -> str:
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=[\^_])\{(\w)\}", r"\1", text)
 
 
-def depths(text: str) -> list[int]:
-    """How many brackets are open after each character."""
+def open_brackets(text: str) -> list[int]:
     return list(itertools.accumulate((c in "([{") - (c in ")]}") for c in text))
 
 
 def split(text: str, separators: str = ",;") -> list[str]:
     """The parts between separators outside brackets."""
-    cuts = [i for i, depth in enumerate(depths(text)) if depth == 0 and text[i] in separators]
+    cuts = [i for i, n in enumerate(open_brackets(text)) if n == 0 and text[i] in separators]
     return [text[i + 1:j].strip() for i, j in zip([-1, *cuts], [*cuts, len(text)])]
 
 
 def is_group(text: str) -> bool:
     """Whether the first bracket is closed by the last character."""
-    return text[:1] in tuple("([{") and depths(text)[-1] == 0 not in depths(text)[:-1]
+    return text[:1] in tuple("([{") and open_brackets(text)[-1] == 0 not in open_brackets(text)[:-1]
 
 
 # -------------------------------------------------------------- 3. words, numbers, lists, tuples

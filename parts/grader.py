@@ -71,9 +71,10 @@ def serve() -> None:
     client.send_bytes(json.dumps(load(how)).encode())
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the fork, too
     while True:
-        question = json.loads(client.recv_bytes())
+        question, answer = json.loads(client.recv_bytes()), None
         signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends a worker that takes too long
-        answer = how.may_decide and decide(how.judge, question)
+        with contextlib.suppress(Exception):  # a fork says what it was
+            answer = how.may_decide and decide(how.judge, question)
         signal.setitimer(signal.ITIMER_PROF, 0)
         answer = answer or judge_in_fork(question, client, how)
         client.send_bytes(json.dumps(answer).encode())

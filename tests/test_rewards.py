@@ -61,12 +61,13 @@ def score(grader, gold: str, completion: str, *style) -> float:
 
 
 # ------------------------------------------------------------------------------------ the table
-def test_a_sample_of_the_table_gets_the_pinned_verdicts():
+def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader):
     """All that strings decide, and a tenth of what math-verify has to."""
     quick = [(case, quickly(case["gold"], case["completion"])) for case in CASES]
     undecided = [case for case, found in quick if not found][::10]
     found = [(case["verdict"], status[0]) for case, status in quick if status]
-    found += [(case["verdict"], judge(case["gold"], case["completion"])[0]) for case in undecided]
+    verdicts = grader.grade([(case["gold"], case["completion"]) for case in undecided])
+    found += [(case["verdict"], one.status) for case, one in zip(undecided, verdicts)]
     assert len(found) > 1300
     assert [pinned for pinned, _ in found] == [status for _, status in found]
 
@@ -103,15 +104,17 @@ def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
 
 
 @pytest.mark.parametrize("row", pairs("gold"))
-def test_right_answers_are_told_from_wrong_ones(row):
+def test_right_answers_are_told_from_wrong_ones(row, grader):
     """With `either`, also with gold and answer in each other's place. What is known to be misjudged
     is `missed` or `accepted`: a rule that mends it moves it to the other lists."""
-    for key, right in (("correct", 1), ("wrong", 0), ("missed", 0), ("accepted", 1)):
+    asked = {}
+    for key, right in (("correct", True), ("wrong", False), ("missed", False), ("accepted", True)):
         for answer in row.get(key, ()):
-            style = row.get("style", "")
-            assert (verdict(row["gold"], answer, style) == "correct") == right, answer
+            asked[row["gold"], boxed(answer), row.get("style", "")] = right
             if "either" in row:
-                assert (verdict(answer, row["gold"], style) == "correct") == right, answer
+                asked[answer, boxed(row["gold"]), row.get("style", "")] = right
+    found = [one.status == "correct" for one in grader.grade(list(asked))]
+    assert dict(zip(asked, found)) == asked
 
 
 def test_few_answers_are_misjudged():
