@@ -92,14 +92,14 @@ def cannot_work(c: dict) -> bool:
     twice = (est or std) and c["weighting"] != "none" or est and std
     idle = c["mini_batches"] == 1 and c["replay"] == "r2"
     whole = c["sampler"] in ("uniform", "dapo") and c["weighting"] == "unbiased"
-    of_minirl = c.get("importance", "full") != "full" or c.get("mask", "ratio") != "ratio"
+    of_minirl = c.get("importance", "full") != "full"
     return twice or idle or whole or c["objective"] != "minirl" and of_minirl
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [
     choices("sampler", "objective", "advantage", "weighting", "replay"),
-    choices("objective", "importance", "length_norm", "replay", "mask") | dict(
+    choices("objective", "importance", "length_norm", "replay") | dict(
         sampler=["ada-balance", "ada-est"], advantage=["pool-mean"], weighting=["none"])])
 def test_whatever_is_accepted_trains(axes):
     """Every combination that cannot work is refused, and every other accepted. Of these so many
