@@ -72,7 +72,7 @@ def run(folder, tmp_path_factory):
 
 
 def test_two_steps_and_a_resumed_run_is_the_same_to_the_bit(run, tmp_path):
-    assert "this model is small" in run.out and "probe:" in run.out
+    assert "defaults for a small model" in run.out and "probe:" in run.out
     assert len(lines(run.folder / "answers.jsonl")) == 2 * 2  # before and after
     assert all(row["optimizer_steps"] for row in lines(run.folder / "metrics.jsonl"))
     again = tmp_path / "runs/short"
