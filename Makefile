@@ -3,7 +3,7 @@
 # make check  set everything up, lint, and run the tests that need no engine
 # make test   the tests of make check, and an end-to-end run of the main features
 # make test-all  every test (CONTRIBUTING.md has the durations)
-# make test-rest  the tests that make test leaves out
+# make test-rest  the tests that make test leaves out, but for those that take minutes
 # make bench  set everything up and measure rollouts (a few minutes)
 # make extras packages for the tests of notebook, page, trackers and TRL, which are skipped without them
 # make notebook  the extras and JupyterLab, which opens walkthrough.ipynb
@@ -68,7 +68,7 @@ test-all: setup
 	$(PYTEST)
 
 test-rest: setup
-	$(PYTEST) -m "not ($(QUICK) or core)"
+	$(PYTEST) -m "not ($(QUICK) or core or long)"
 
 bench: setup
 	.venv/bin/python bench/measure.py rollouts

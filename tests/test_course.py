@@ -433,6 +433,7 @@ def test_every_bug_has_all_that_a_hunt_needs():
 UPDATE = "tests/test_objective.py::test_an_update_is_finite"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_in_every_planted_copy_an_update_runs_and_the_named_test_fails(tmp_path):
     rows = [bug | dict(test=test) for bug in BUGS.values() for test in (UPDATE, bug["test"])]

@@ -160,6 +160,7 @@ def holdings():
     return len(os.listdir("/proc/self/fd")), threading.active_count(), folders, machine.memory_gb()
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_steps_and_new_shapes_leave_nothing_behind(place):
     """Adapters are swapped into the engine."""

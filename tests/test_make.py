@@ -88,6 +88,7 @@ def accuracy(folder, samples=4):
                for text, row in zip(texts, rows)) / len(rows)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_models_are_small_and_weak_but_not_hopeless_and_the_recipe_still_makes_such(tmp_path):
     """Another processor makes other weights, and so does another version of torch; not a better or

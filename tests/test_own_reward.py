@@ -250,7 +250,7 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
     small = ("--steps 10 --batch-prompts 12 --eval-every 0 --eval-k 4 "
              "--log-groups all").split()
     said = run_program("minirl.py", *flags, *small, cwd=tmp_path)
-    assert "problems of 200 rows" in said and "as the model sees it" in said
+    assert " problems (dropped " in said and "as the model sees it" in said
     before, after = lines(tmp_path / "runs/mine/eval.jsonl")
     assert before["avg"] < 0.4 < after["ci_low"] and after["avg"] > before["avg"] + 0.25, (
         before["avg"], after["avg"])

@@ -172,6 +172,7 @@ def launch(kind: str, *flags, dies_after: int = -1) -> tuple[bool, str]:
     return not any(program.returncode for program in started), "".join(said)
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.parametrize("kind, flags", [
     ("two_machines", "--sampler ada-balance --weighting unbiased"),
