@@ -148,5 +148,5 @@ def test_the_families_that_were_compared_are_taken_and_others_are_refused_by_nam
     assert set(models.FAMILIES) == {*FAMILIES}
     check_family(SimpleNamespace(model_type="qwen2"))
     for family in ("gpt2", "phi", "gemma3", "qwen2_moe"):
-        with pytest.raises(SystemExit, match=f"family {family} cannot be trained here, but only those of qwen2"):
+        with pytest.raises(SystemExit, match=f"{family} cannot be trained here, but only"):
             check_family(SimpleNamespace(model_type=family))
