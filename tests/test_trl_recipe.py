@@ -202,6 +202,7 @@ LORA = ["--trl", '{"loss_type": "cispo", "epsilon_high": 5.0}']  # what TRL alon
 FULL = ["--full", "--lr", "1e-4", "--keep-every", "1"]
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.parametrize("kind, flags, again", [
     ("one_machine", LORA, "one process"), ("fsdp2", FULL, "as before")])
