@@ -357,6 +357,16 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
     assert drop_overlap(train, held) == train[2:]
 
 
+@pytest.mark.parametrize("name", data.BUILTIN)
+def test_held_out_problems_of_a_built_in_set_are_different_ones(name):
+    """The bootstrap takes them for independent. Of the first 100 sums, five were there twice."""
+    for count in (40, 100, 200):
+        held_out = load_problems(name, for_training=False, limit=count)
+        assert len({problem.problem for problem in held_out}) == len(held_out) == count
+        there = {row["id"]: row["problem"] for row in data.BUILTIN[name]("test", 2 * count)}
+        assert all(there[problem.id] == problem.problem for problem in held_out)
+
+
 # ---------------------------------------------------------------------------------------- the order
 def test_a_stream_shows_every_problem_once_per_epoch():
     problems = list(range(10))
