@@ -6,8 +6,7 @@
 Each line of train.jsonl is {"problem": ..., "answer": ...}. In one step, vLLM answers each prompt
 in rounds, until the prompt has right and wrong answers (Reinforce-Ada, arXiv 2510.04996).
 math-verify grades them, a LoRA adapter takes a MiniRL step (arXiv 2512.01374, Eq. 7), and the
-engine gets the adapter. A real model on a CPU is slow, because vLLM's LoRA kernels are: SmolLM2
-writes 38 tokens per second (and needs worked examples in its prompt before it uses a box).
+engine gets the adapter. A real model on a CPU is slow, for SmolLM2 writes 38 tokens per second.
 
 Three policies:  mu        the engine, which sampled the tokens
                  pi_old    the trainer with the same weights; it differs from mu by rounding
@@ -29,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 # Libraries read these on import. vLLM runs in this process, and on a CPU it takes 1 GiB.
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR",
                "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-               "TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+               "TORCH_CPP_LOG_LEVEL": "ERROR"}
 logging.disable(logging.WARNING)  # of all libraries, so that only this file's lines are printed
 warnings.simplefilter("ignore")
 import torch
@@ -38,13 +37,14 @@ GPU = torch.cuda.is_available()
 os.environ["TORCHDYNAMO_DISABLE"] = "0" if GPU else "1"  # on a CPU nothing is compiled
 from math_verify import LatexExtractionConfig, parse, verify
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, utils
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
 from ada_sampler import SamplerConfig, collect, keep
 from models.problems import chains  # "7+5-4=?", with the answer "8"
 
+utils.logging.disable_progress_bar()
 TOY = len(sys.argv) == 1
 MODEL, FILE = (str(ROOT / "models/tiny"), "") if TOY else sys.argv[1:]
 DTYPE, DEVICE = (torch.bfloat16, "cuda") if GPU else (torch.float32, "cpu")
