@@ -138,14 +138,15 @@ def timed(seconds: dict, phase: str):
 def show_gain(folder: Path, last: int, reward: str) -> None:
     """Print the change between the first and the last evaluation, paired by problem."""
     rows = [row for row in read_rows(folder / "answers.jsonl") if row["step"] in (0, last)]
-    before = {(row["data"], row["id"]): row["reward"] for row in rows if row["step"] == 0}
+    before = {(row["data"], row["id"]): row for row in rows if row["step"] == 0}
     after = [row for row in rows if row["step"] == last and (row["data"], row["id"]) in before]
     if not after:
         print("there was no evaluation before step 1 to compare with: "
               f"{python()} eval.py --adapter {folder} --base evaluates the base model, too")
         return
     sets = dict.fromkeys((row["data"] for row in after), 1.0)
-    before_Q = [before[row["data"], row["id"]] for row in after]
+    befores = [before[row["data"], row["id"]] for row in after]
+    before_Q = [row["reward"] for row in befores]
     changes = compare(after, 1, before_Q, sets)  # k = 1, because a row has the mean of its answers
     what, points = ("reward", "") if reward else ("accuracy", ", in points")
     for name in sets:
@@ -153,6 +154,15 @@ def show_gain(folder: Path, last: int, reward: str) -> None:
         print(f"held-out {what}{on}, last evaluation minus first, question by question{points}: "
               f"{difference(changes[name], unit_of(reward))}. "
               f"{verdict(changes[name], 'before the training')}")
+    show_example(befores, after)
+
+
+def show_example(before: list[dict], after: list[dict]) -> None:
+    """Print a stored answer to the problem whose mean reward has changed most, and an old one."""
+    then, now = max(zip(before, after), key=lambda pair: abs(pair[1]["reward"] - pair[0]["reward"]))
+    print(f"the largest change is on the problem {shown(now['problem'])}")
+    for when, row in dict(before=then, after=now).items():
+        print(f"  {when} ({row['status']}): {shown(row['text'])}")
 
 
 def python() -> str:

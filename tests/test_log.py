@@ -218,7 +218,8 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
 def answered(run, step, **sets):
     """The answers of an evaluation: set -> the mean reward of each of its problems."""
     files.append(run.folder / "answers.jsonl", *(
-        dict(step=step, data=name, id=f"{name}/{i}", reward=reward, right=0, k=4)
+        dict(step=step, data=name, id=f"{name}/{i}", reward=reward, right=0, k=4,
+             problem=f"What is {i}?", status="wrong", text=f"{name} of step {step}")
         for name, rewards in sets.items() for i, reward in enumerate(rewards)))
 
 
@@ -241,6 +242,18 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
     numbers = [f"{100 * change[key]:+.1f}" for key in ("avg", "ci_low", "ci_high")]
     assert ("held-out accuracy, last evaluation minus first, question by question, in points: "
             "{} [{}, {}]".format(*numbers)) in said and words in said
+
+
+def test_a_run_ends_with_answers_to_the_problem_that_changed_most(run, capsys):
+    """They come from the log, so a resumed run has both, too."""
+    run.state["step"], run.config = 30, replace(run.config, steps=30)
+    answered(run, 0, a=[0, 0.75, 1])
+    answered(run, 30, a=[0.5, 0, 1])
+    Log(run).close()
+    change, problem, before, after = capsys.readouterr().out.splitlines()[:4]
+    assert problem == "the largest change is on the problem What is 1?"
+    assert before == "  before (wrong): a of step 0"
+    assert after == "  after (wrong): a of step 30"
 
 
 def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own(run, capsys):
