@@ -158,11 +158,13 @@ def show_gain(folder: Path, last: int, reward: str) -> None:
 
 
 def show_example(before: list[dict], after: list[dict]) -> None:
-    """Print a stored answer to the problem whose mean reward has changed most, and an old one."""
-    then, now = max(zip(before, after), key=lambda pair: abs(pair[1]["reward"] - pair[0]["reward"]))
-    print(f"the largest change is on the problem {shown(now['problem'])}")
-    for when, row in dict(before=then, after=now).items():
-        print(f"  {when} ({row['status']}): {shown(row['text'])}")
+    """Print two stored answers to one problem, if possible one right and one wrong answer."""
+    then, now = max(zip(before, after), key=lambda pair: (
+        pair[0]["status"] != pair[1]["status"], abs(pair[0]["reward"] - pair[1]["reward"])))
+    print(f"for example {shown(now['problem'])}")
+    for when, row in (("before:", then), ("after: ", now)):
+        on_one_line = row["text"].replace("\n", "  ")
+        print(f"  {when} {shown(on_one_line)}  ({row['status']})")
 
 
 def python() -> str:

@@ -215,11 +215,11 @@ def test_a_run_that_is_over_says_how_to_look_into_it_and_how_to_go_on(run, capsy
         assert (again.name, again.resume, again.steps) == ("mine", True, more)
 
 
-def answered(run, step, **sets):
+def answered(run, step, status="wrong", **sets):
     """The answers of an evaluation: set -> the mean reward of each of its problems."""
     files.append(run.folder / "answers.jsonl", *(
-        dict(step=step, data=name, id=f"{name}/{i}", reward=reward, right=0, k=4,
-             problem=f"What is {i}?", status="wrong", text=f"{name} of step {step}")
+        dict(step=step, data=name, id=(id := f"{name}/{i}"), reward=reward, right=0, k=4,
+             problem=f"What is {id}?", status=status, text=f"step {step}\n\\boxed{{7}}")
         for name, rewards in sets.items() for i, reward in enumerate(rewards)))
 
 
@@ -244,16 +244,18 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, th
             "{} [{}, {}]".format(*numbers)) in said and words in said
 
 
-def test_a_run_ends_with_answers_to_the_problem_that_changed_most(run, capsys):
+def test_a_run_ends_with_an_answer_before_and_after_the_training(run, capsys):
     """They come from the log, so a resumed run has both, too."""
     run.state["step"], run.config = 30, replace(run.config, steps=30)
-    answered(run, 0, a=[0, 0.75, 1])
-    answered(run, 30, a=[0.5, 0, 1])
+    for step, status, rewards in ((0, "wrong", [0, 0.25, 0]), (30, "correct", [0.5, 1, 0.5])):
+        answered(run, step, status, a=rewards)
+    answered(run, 0, b=[0])  # changes more, but both of its answers are wrong
+    answered(run, 30, b=[1])
     Log(run).close()
-    change, problem, before, after = capsys.readouterr().out.splitlines()[:4]
-    assert problem == "the largest change is on the problem What is 1?"
-    assert before == "  before (wrong): a of step 0"
-    assert after == "  after (wrong): a of step 30"
+    *_, problem, before, after = capsys.readouterr().out.split("adapter:")[0].splitlines()
+    assert problem == "for example What is a/1?"
+    assert before == "  before: step 0  \\boxed{7}  (wrong)"
+    assert after == "  after:  step 30  \\boxed{7}  (correct)"
 
 
 def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own(run, capsys):
