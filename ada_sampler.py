@@ -128,12 +128,9 @@ class SamplerConfig:
         choices = dict(sampler=RULES, advantage=ADVANTAGES, weighting=WEIGHTINGS)
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, "
-                                 f"not {getattr(self, name)!r:.80}")
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}")
         if min(self.n, self.M, self.N) < 1 or self.max_rounds_all_correct < 0:
             raise ValueError("n, M and N must be at least 1, and max_rounds_all_correct 0")
-        if not math.isfinite(self.threshold):
-            raise ValueError(f"threshold must be a finite number, not {self.threshold}")
         rule = self.rule
         if rule.round_size < self.n and not rule.allocates:  # v1 Alg. 1 requires M >= n
             raise ValueError(f"a round of {self.M} is below n = {self.n}: raise M or lower n")
@@ -291,12 +288,11 @@ def row_weights(correct: list[bool], p_hat: float, rows_per_prompt: float, kind:
 def set_advantages(group: Group, config: SamplerConfig) -> None:
     """Choose the kept answers of a finished group, with their advantages and weights."""
     rule, pool = config.rule, group.judged
-    group.p_hat = pass_rate(pool)  # of the pilots, if gvm samples nothing after them
     if rule.allocates == "by pilots":  # the pilots are not trained on
         pool = [s for s in pool if s.round > 0]
+    group.p_hat = pass_rate(pool or group.judged)  # gvm may sample nothing after the pilots
     if not pool:
         return
-    group.p_hat = pass_rate(pool)
     rewards = [s.reward for s in pool]
     group.baseline = mean(rewards)  # for the log: `advantages` computes it again
     if group.outcome != RESOLVED and rule.drops:
@@ -331,20 +327,18 @@ def collect(
     Raises ValueError for a config that cannot work, RuntimeError if answers never come back.
     """
     config.validate()
-    allocates = config.rule.allocates
-    if allocates == "by history" and estimator is None:
-        raise ValueError(f"{config.sampler} needs an Estimator, which is kept from step to step")
+    by_history = config.rule.allocates == "by history"
     collector = Collector(config, engine, grader, more)
     sizes = [config.rule.round_size for _ in problems]
-    if allocates == "by history":
-        sizes = sizes_from_history(problems, config.M, estimator)
+    if by_history:
+        sizes = estimator.sizes(problems, config.M)
     for problem, size in zip(problems, sizes):
         collector.add(problem, size)
     collector.drive()
-    if allocates == "by history":
+    if by_history:
         for group in collector.groups:
             estimator.update(group)
-    if allocates == "by pilots":
+    if config.rule.allocates == "by pilots":
         sample_after_pilots(collector, grad_norms)
         collector.drive()
     return collector.groups
@@ -417,9 +411,7 @@ class Collector:
             if self.next_round_is_certain(group, missing):
                 self.open_round(group, self.config.rule.round_size)
             return
-        self.read_verdicts(group)
-        correct = sum(s.correct for s in group.judged)
-        wrong = len(group.judged) - correct
+        correct, wrong = self.verdicts(group)
         group.outcome = exit_test(correct, wrong, group.rounds, self.config)
         if group.outcome == OPEN:
             self.open_round(group, self.config.rule.round_size)
@@ -431,16 +423,14 @@ class Collector:
         rule = self.config.rule
         if missing >= max(rule.min_correct, rule.min_wrong):
             return False  # the missing answers alone could satisfy the exit test
-        self.read_verdicts(group)
-        correct = sum(s.correct for s in group.judged)
-        wrong = len(group.judged) - correct  # a missing answer is not judged yet
-        # If k of them are correct. A prompt that is open then is also open with fewer verdicts.
+        correct, wrong = self.verdicts(group)
+        # If k of the missing are correct. A prompt that is open then is also open with fewer verdicts.
         outcomes = [exit_test(correct + k, wrong + missing - k, group.rounds, self.config)
                     for k in range(missing + 1)]
         return all(outcome == OPEN for outcome in outcomes)
 
-    def read_verdicts(self, group: Group) -> None:
-        """Wait for the verdicts on all finished answers to a prompt."""
+    def verdicts(self, group: Group) -> tuple[int, int]:
+        """(right, wrong) answers to a prompt, as soon as all finished ones have a verdict."""
         for sample in group.pool:
             if sample.rollout is not None and sample.status is None:
                 verdict = self.grader.result((group.index, sample.index))
@@ -448,6 +438,8 @@ class Collector:
                 sample.why = getattr(verdict, "why", "")
                 sample.parts = getattr(verdict, "parts", {})
                 sample.correct = verdict.reward > self.config.threshold
+        right = sum(s.correct for s in group.judged)
+        return right, len(group.judged) - right
 
     def try_another(self, group: Group) -> None:
         """dapo: replace this prompt by another one, but only `refills` times per place."""
@@ -517,11 +509,10 @@ class Estimator:
         drawn, correct = len(group.judged), sum(s.correct for s in group.judged)
         self.counts[str(group.problem.id)] = [EST_DECAY * T + drawn, EST_DECAY * K + correct]
 
-
-def sizes_from_history(problems: list, M: int, estimator: Estimator) -> list[int]:
-    """ada-est: how many answers to sample for each prompt, by the pass rates of earlier epochs."""
-    rates = [estimator.pass_rate(problem) for problem in problems]
-    return allocate_est(rates, M * len(problems), EST_EPS, EST_MIN, EST_MAX)
+    def sizes(self, problems: list, M: int) -> list[int]:
+        """How many answers to sample for each prompt, M on average."""
+        rates = [self.pass_rate(problem) for problem in problems]
+        return allocate_est(rates, M * len(problems), EST_EPS, EST_MIN, EST_MAX)
 
 
 def sample_after_pilots(collector: Collector, grad_norms: Callable | None) -> None:
