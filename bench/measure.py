@@ -151,7 +151,6 @@ def random_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-# ----------------------------------------------------------------------------------------- program
 # ---------------------------------------------------------------------------------- the verifier
 def verifier(*runs: str) -> list[list[str]]:
     """The verdicts of this project's verifier and of plain math-verify on the answers in the logs
@@ -209,6 +208,7 @@ def plain_verdict(gold: str, text: str) -> bool:
     return verify(*(parse(rf"\boxed{{{each}}}") for each in (gold, answer)))
 
 
+# ----------------------------------------------------------------------------------------- program
 PARTS = dict(rollouts=rollouts, gpu=gpu, verifier=verifier)
 
 

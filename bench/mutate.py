@@ -2,13 +2,12 @@
 
     python bench/mutate.py                  # every mutant
     python bench/mutate.py --only minirl    # those of minirl.py, after a change of its tests
-    python bench/mutate.py --prune          # runs nothing, brings the list up to date
+    python bench/mutate.py --prune          # runs nothing, deletes mutants whose line is gone
 
 A mutant is a line of bench/mutants.jsonl: {"file": "minirl.py", "old": "...", "new": "...", "why":
-"...", "test": "tests/test_minirl.py::test_..."}. `old` must occur once in its file. If the file or
-the test has moved, the other files are searched for it. A mutant whose line or test is gone is
-listed and not tried. --prune deletes it from the list and writes where the others are now. A mutant
-that changes nothing that a test could detect has "equivalent" with the reason.
+"...", "test": "tests/test_minirl.py::test_..."}. `old` must occur once in its file. A mutant whose
+line or test is gone is listed and not tried. A mutant that changes nothing that a test could detect
+has "equivalent" with the reason.
 
 Each test runs in a fork of this process, which has done the slow imports. It must fail on the
 broken code and pass on the original. A test that takes too long has failed.
@@ -119,35 +118,21 @@ def try_all(mutants: list[dict]):
             yield is_killed(place, mutant)
 
 
-# ------------------------------------------------------------------------------------ where it is
-@functools.cache
-def code() -> dict[str, str]:
-    """Name -> text of every Python file."""
-    files = [*ROOT.glob("*.py"), *ROOT.glob("[!.]*/**/*.py")]
-    return {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in files}
-
-
-def home(text: str, named: str, tests: bool) -> str:
-    """The file that has the text once: the named one, or the only one; else ""."""
-    times = {file: here.count(text) for file, here in code().items()
-             if file.startswith("tests/") == tests}
-    if times.get(named) == 1:
-        return named
-    having = [file for file, count in times.items() if count]
-    return having[0] if len(having) == 1 and times[having[0]] == 1 else ""
-
-
-def moved(mutant: dict) -> dict:
-    """The mutant with the present names of its files; {} if its line or its test is gone."""
-    file = home(mutant["old"], mutant["file"], tests=False)
-    if not file or "equivalent" in mutant:
-        return mutant | dict(file=file) if file else {}
-    place, _, test = mutant["test"].partition("::")
-    place = home(f"def {test.partition('[')[0]}(", place, tests=True)
-    return mutant | dict(file=file, test=f"{place}::{test}") if place else {}
-
-
 # ------------------------------------------------------------------------------------------ all
+def is_there(mutant: dict) -> bool:
+    """Whether the mutant's file has its line once, and the file of its test the test."""
+    file, _, test = mutant.get("test", "").partition("::")
+    function = f"def {test.partition('[')[0]}("
+    return text_of(mutant["file"]).count(mutant["old"]) == 1 and (
+        "equivalent" in mutant or function in text_of(file))
+
+
+@functools.cache
+def text_of(file: str) -> str:
+    path = ROOT / file
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 def warm_up() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.dont_write_bytecode = True  # a patch within the same second would be overlooked
@@ -162,12 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Checks that tests fail if a line is wrong.")
     parser.add_argument("list", nargs="?", type=Path, default=ROOT / "bench" / "mutants.jsonl")
     parser.add_argument("--only", default="", help="the mutants of this module")
-    parser.add_argument("--prune", action="store_true", help="bring the list up to date")
+    parser.add_argument("--prune", action="store_true", help="delete mutants whose line is gone")
     args = parser.parse_args()
-    mutants = list(map(json.loads, args.list.read_text(encoding="utf-8").splitlines()))
-    present = [moved(mutant) for mutant in mutants]
-    lost = [mutant for mutant, now in zip(mutants, present) if not now]
-    tried = [mutant for mutant in present if mutant and "equivalent" not in mutant
+    rows = args.list.read_text(encoding="utf-8").splitlines(keepends=True)
+    present = [row for row in rows if is_there(json.loads(row))]
+    lost = [json.loads(row) for row in rows if row not in present]
+    tried = [mutant for mutant in map(json.loads, present) if "equivalent" not in mutant
              and args.only in ("", Path(mutant["file"]).stem)]
     survived = []
     for mutant, killed in zip(tried, [] if args.prune else try_all(tried)):
@@ -179,8 +164,7 @@ def main() -> None:
             print(f"{mutant['file']}: {mutant['why']}: {word}\n"
                   f"    - {mutant['old']}\n    + {mutant['new']}")
     if args.prune:
-        rows = [json.dumps(mutant, ensure_ascii=False) for mutant in present if mutant]
-        args.list.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        args.list.write_text("".join(present), encoding="utf-8")
     else:
         print(f"{len(tried) - len(survived)} of {len(tried)} killed; {len(lost)} not found")
 

@@ -4,7 +4,6 @@ import json
 import pytest
 
 import measure
-import mutate
 from helpers import ROOT, lines, run_program
 
 
@@ -67,21 +66,3 @@ def test_what_mutants_quote_is_there_once_and_so_are_their_tests(page):
         file, _, name = mutant.get("test", "").partition("::")
         assert not file or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), (
             f"{page}, line {line}: name the test that notices it now: {mutant}")
-
-
-def test_a_mutant_is_found_where_its_line_and_its_test_are_now(monkeypatch):
-    """In the named files, or in the only ones that have them."""
-    monkeypatch.setattr(mutate, "code", lambda: {
-        "a.py": "x = 1\ny = 2\n", "parts/b.py": "x = 1\nz = 3\nz = 3\n",
-        "tests/test_c.py": "def test_it(kind):\n    y = 2\n"})
-
-    def now(file, old, test):
-        found = mutate.moved(dict(file=file, old=old, new="", test=test))
-        return found and (found["file"], found["test"])
-
-    there = "tests/test_c.py::test_it[some]"
-    assert now("a.py", "x = 1", there) == ("a.py", there)
-    assert now("gone.py", "y = 2", "tests/test_gone.py::test_it[some]") == ("a.py", there)
-    assert now("gone.py", "x = 1", there) == {}  # two files have it
-    assert now("parts/b.py", "z = 3", there) == {}  # twice
-    assert now("a.py", "y = 2", "tests/test_c.py::test_gone") == {}
