@@ -424,7 +424,7 @@ class Collector:
         if missing >= max(rule.min_correct, rule.min_wrong):
             return False  # the missing answers alone could satisfy the exit test
         correct, wrong = self.verdicts(group)
-        # If k of the missing are correct. A prompt that is open then is also open with fewer verdicts.
+        # If k of the missing are correct. An open prompt would be open with fewer verdicts, too.
         outcomes = [exit_test(correct + k, wrong + missing - k, group.rounds, self.config)
                     for k in range(missing + 1)]
         return all(outcome == OPEN for outcome in outcomes)

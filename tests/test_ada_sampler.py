@@ -387,17 +387,6 @@ def test_what_is_reported_is_per_place_in_the_batch():
     assert math.isclose(error, tries * stdev(weights) / math.sqrt(len(groups)))
 
 
-def test_est_is_shown_when_it_knows_something():
-    sizes = [len(g.pool) for g in simulate(config("ada-est"), [0.0, 1.0] * 20)]
-    assert min(sizes[::2]) > max(sizes[1::2]) and sum(sizes) == 8 * 40
-
-
-def test_the_seed_decides_which_prompts_dapo_tries_in_the_place_of_dropped_ones():
-    tried = [[g.problem.id for g in simulate(config("dapo"), [0.0] * 20, seed=seed) if g.refill]
-             for seed in (0, 0, 1)]
-    assert len(tried[0]) == 60 and tried[0] == tried[1] != tried[2]
-
-
 def test_a_prompt_that_drew_twice_as_much_counts_twice():
     """Where all is kept, sizes are weights: the sum is divided by the average size, not by a
     prompt's own."""

@@ -46,12 +46,13 @@ def folder_of(model: str, config: dict) -> str:
 
 
 @contextlib.contextmanager
-def forgetting(engine, part: str):
-    """Meanwhile no sync hands over what the adapter does to layers with this in their names."""
+def forgetting(engine, layer: int):
+    """Meanwhile no sync hands over what the adapter does to this layer."""
     sound = engine.sync
 
     def sync(policy):
-        kept = {p: p.detach().clone() for name, p in second(policy).items() if part in name}
+        kept = {p: p.detach().clone() for name, p in second(policy).items()
+                if f".layers.{layer}." in name}
         for p in kept:
             p.data.zero_()
         sound(policy)
@@ -84,7 +85,7 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
             return Probe(engine, trained, problems, tolerances=bounds, max_tokens=12)
 
         judge = probed()
-        for step in range(2):
+        for step in range(2 if model in TINY else 1):
             move(trained, size, seed=step)
             with pytest.raises(SystemExit):
                 judge.check()
@@ -94,14 +95,12 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
         seed_all(0)
         rows = rows_of(prompts, engine.generate(prompts[:6], n=4, max_tokens=12))
         assert gap(trained, rows).max() < 1e-4 or not exact
-        # one layer, and in float32 also a kind of weight in all layers
         layer = 0 if "fp8" in (dtype, cache) else trained.config.num_hidden_layers // 2
-        for part in (f".layers.{layer}.", *["v_proj"] * (exact and not mixture)):
-            for p in second(trained).values():
-                p.data.zero_()
-            engine.sync(trained)
-            with forgetting(engine, part), pytest.raises(SystemExit, match="trainer disagree"):
-                probed()
+        for p in second(trained).values():
+            p.data.zero_()
+        engine.sync(trained)
+        with forgetting(engine, layer), pytest.raises(SystemExit, match="trainer disagree"):
+            probed()
 
 
 @pytest.mark.engine

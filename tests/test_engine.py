@@ -11,7 +11,6 @@ import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig
 
 import models_small
 from ada_sampler import SamplerConfig, collect
@@ -20,7 +19,7 @@ from models import make
 from models_small import move
 from models.problems import chains
 from parts import engine as engine_module
-from parts.engine import Engine, EngineForSampler, Rollout, adapter_options, gpu_options
+from parts.engine import Engine, EngineForSampler, Rollout
 from parts.grader import Verdict
 from parts.models import tiny_folder
 
@@ -122,19 +121,6 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(engine, mo
     assert not core.batch_queue and gap(policy, rows, 0.7).max() < 1e-4
 
 
-# ----------------------------------------------------------------------------------------- adapters
-@pytest.mark.slow
-def test_a_rank_that_vllm_does_not_know_is_rounded_up():
-    engine_module.configure_vllm(on_cpu=True)
-    architecture = AutoConfig.from_pretrained(FOLDER)
-    for rank, served in ((1, 8), (8, 8), (12, 16), (33, 64), (512, 512)):
-        asked = adapter_options(architecture, rank, "bfloat16", on_cpu=False, routes=False)
-        assert asked["max_lora_rank"] == served and "up_proj" in asked["lora_target_modules"]
-    for dtype, on_cpu in (("bfloat16", True), ("float32", False)):
-        with pytest.raises(SystemExit, match="cannot serve an adapter.*--sync merge"):
-            adapter_options(architecture, 8, dtype, on_cpu=on_cpu, routes=True)
-
-
 # ------------------------------------------------------------------------------------------- files
 @pytest.mark.engine
 def test_of_a_folder_with_mistrals_own_files_those_of_hugging_face_are_read(tmp_path):
@@ -163,32 +149,6 @@ def bare_engine(done: list, finished: list = ()):
     engine.on_cpu, engine.sync_mode, engine.recorder = False, "merge", None
     engine.tokenizer, engine._keys = make.build_tokenizer(), {out.request_id: 7 for out in finished}
     return engine
-
-
-@pytest.mark.parametrize("on_cpu, routes, cached", [
-    (True, False, True), (True, True, False), (False, True, True)])
-def test_settings_reach_vllm(monkeypatch, on_cpu, routes, cached):
-    """Only what records routes on a CPU must see every token."""
-    asked = {}
-    monkeypatch.setattr(engine_module, "build_for_cpu", lambda: on_cpu)
-    monkeypatch.setattr(engine_module, "start", lambda _, options: sys.exit(asked.update(options)))
-    with pytest.raises(SystemExit):
-        Engine("any", max_model_len=20_000, max_num_seqs=7, memory_share=0.25, sleep=True,
-               routes=routes)
-    of_a_gpu = dict(gpu_memory_utilization=0.25, enable_sleep_mode=True,
-                    enable_return_routed_experts=routes)
-    assert asked.items() >= ({} if on_cpu else of_a_gpu).items() | dict(
-        max_num_seqs=7, max_num_batched_tokens=20_000, enable_prefix_caching=cached).items()
-
-
-@pytest.mark.parametrize("running", [7, 256, 500])
-def test_no_batch_on_a_gpu_is_padded_by_more_than_a_few_answers(running):
-    """vLLM pads a batch to the next size that it has recorded, and is slow beyond the largest."""
-    sizes = gpu_options(0.5, False, False, 4024, running)["compilation_config"][
-        "cudagraph_capture_sizes"]
-    assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] >= 2 * running
-    assert all(after <= 2 * size and (after - size <= 32 or size >= running)
-               for size, after in zip(sizes, sizes[1:]))
 
 
 def test_a_cache_that_is_not_dropped_is_an_error():
@@ -233,21 +193,17 @@ def test_tokens_are_those_that_were_sampled():
     assert rollout.routes.shape == (9, 2, 1) and rollout.routes.max() == 255
 
 
-@pytest.mark.parametrize("error, ends", [
-    (ValueError("No available memory. Try increasing\ngpu_memory_utilization"), SystemExit),
-    (AssertionError("Error in memory profiling. Initial free memory 70 GiB"), SystemExit),
-    (RuntimeError(), SystemExit), (KeyError("a bug"), KeyError)])
-def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, error, ends):
+@pytest.mark.parametrize("error, said", [
+    (ValueError("No memory. Increase\ngpu_memory"), r"\(No memory. Increase gpu_memory"),
+    (AssertionError("in memory profiling"), r"\(in memory profiling"),
+    (RuntimeError(), r"\(RuntimeError\)")])
+def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, error, said):
     def llm(*_, **__):
         raise error
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
-    with pytest.raises(ends) as ended:
+    with pytest.raises(SystemExit, match=f"{said}.*gpu_memory_utilization is --engine-memory"):
         engine_module.start("any", {})
-    if ends is SystemExit:
-        said = str(ended.value)
-        assert said.isprintable() and "gpu_memory_utilization is --engine-memory" in said
-        assert f"did not start ({str(error).split(chr(10))[0] or 'RuntimeError'}" in said
 
 
 # ------------------------------------------------------------------------- as the sampler sees it

@@ -21,14 +21,13 @@ pytestmark = pytest.mark.slow
 
 LINEAR = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
 ALWAYS = dict(  # the second model runner, a batch ahead, prompts read 8,192 tokens at once
-    head="float32", runner=2, ahead=True, tokens=8192, slots=256, graphs="FULL_AND_PIECEWISE",
+    head="float32", runner=2, ahead=True, tokens=8192, slots=250, graphs="FULL_AND_PIECEWISE",
     sizes=16, load="safetensors", config="hf", tokenizer="hf", defaults="vllm", foreign_code=False,
-    prefix_cache=True, logprobs="processed_logprobs", share=0.5)
+    prefix_cache=True, logprobs="processed_logprobs", share=0.4)
 ADAPTER = dict(lora=16, lora_layers=LINEAR)
 MERGE = dict(lora=None, lora_layers=None)
 CARDS = {  # (major, minor, GiB) and perhaps --dtype; what vLLM makes of it
     "H100": ((9, 0, 80), dict(dtype="bfloat16", attention="FLASH_ATTN", flash=3, **ADAPTER)),
-    "4090": ((8, 9, 24), dict(dtype="bfloat16", attention="FLASH_ATTN", flash=2, **ADAPTER)),
     "T4": ((7, 5, 16), dict(dtype="float16", attention="TRITON_ATTN", flash=None, **ADAPTER)),
     "A100 in float32": ((8, 0, 40, "float32"),
                         dict(dtype="float32", attention="TRITON_ATTN", flash=2, **MERGE))}
@@ -120,8 +119,8 @@ def decide(folder: str, major: int, minor: int, gib: int, dtype: str = "") -> No
     stand_in(major, minor, gib)
     dtype = dtype or machine.this_machine().dtype
     try:
-        engine.Engine(folder, max_model_len=4024, dtype=dtype, lora_rank=16,
-                      architecture=Qwen2Config.from_pretrained(folder),
+        engine.Engine(folder, max_model_len=4024, max_num_seqs=250, dtype=dtype, lora_rank=12,
+                      memory_share=0.4, architecture=Qwen2Config.from_pretrained(folder),
                       sync_mode="merge" if dtype == "float32" else "adapter")
     except Configured as made:
         print(json.dumps(summary(made.args[0])), flush=True)

@@ -39,15 +39,12 @@ def give(gpu, name):
 
 
 # ------------------------------------------------------------------------------ what a GPU needs
-@pytest.mark.parametrize("harm, sentence", [
-    (lambda gpu: gpu.setattr(machine, "is_installed", lambda name: False), "is not installed"),
-    (lambda gpu: gpu.setattr(torch.cuda, "is_available", lambda: False),
-     "no GPU is visible: check .*the driver .for CUDA 13.0.")])
-def test_what_is_missing_is_named_in_one_sentence(harm, sentence, gpu):
-    assert not machine.build_for_cpu()
-    machine.build_for_cpu.cache_clear()
-    harm(gpu)
-    with pytest.raises(SystemExit, match=sentence):
+def test_what_is_missing_is_named_in_one_sentence(gpu):
+    gpu.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no GPU is visible: check .*driver .for CUDA 13.0."):
+        machine.build_for_cpu()
+    gpu.setattr(machine, "is_installed", lambda name: False)
+    with pytest.raises(SystemExit, match="is not installed"):
         machine.build_for_cpu()
 
 
@@ -64,16 +61,14 @@ def test_the_settings_of_a_run_follow_the_card(gpu, card, flags, settings, share
     assert settings == (config.dtype, config.sync, config.micro_tokens)
     assert config.rollout_dtype == config.dtype
     said = machine.in_one_line(config, here)
-    assert re.search(f"{config.dtype}, {config.sync} sync, {config.micro_tokens:,} tokens", said)
     assert said.startswith(card or "CPU") and re.search(share, said) and "\n" not in said
 
 
-@pytest.mark.parametrize("flags", [Config(sleep=True), Config(engine_memory=0.3)])
-def test_what_a_cpu_cannot_do_is_refused_there_only(gpu, flags):
-    check(flags, vars(Config()))  # with a GPU it is all right
+def test_what_a_cpu_cannot_do_is_refused_there_only(gpu):
+    check(Config(sleep=True), vars(Config()))  # with a GPU it is all right
     give(gpu, None)
-    with pytest.raises(ValueError, match="has no effect without a GPU"):
-        check(flags, vars(Config()))
+    with pytest.raises(ValueError, match="sleep has no effect without a GPU"):
+        check(Config(sleep=True), vars(Config()))
 
 
 @pytest.mark.parametrize("space", ["0", "1.5", ""])
@@ -117,13 +112,10 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
     (64, {}, (896, 896)), (7, {}, (896, 896)), (5.5, {}, (620, 680)),
     (5.5, dict(dtype="bfloat16"), (896, 896)), (5.5, dict(lora_rank=64), (460, 520)),
     (6.61, dict(cache="2"), (620, 680)), (5.71, dict(engine_sequences=512), (620, 680)),
-    (5.22, dict(rollout_dtype="bfloat16"), (620, 680)),
-    (16, dict(micro_tokens=3000), (3000, 3000)),
+    (5.22, dict(rollout_dtype="bfloat16"), (620, 680)), (16, dict(micro_tokens=3000), (3000, 3000)),
     (4.6, {}, "GiB, but 4.1 GiB are free for it. The parts are 1.0 for"),
     (16, dict(cache="30"), "33.2 GiB, but 14.4 .* 30.0 for the engine's cache .VLLM_CPU_KV"),
     (16, dict(engine_sequences=20_000), " 14.6 for its logits .--engine-sequences"),
-    (16, dict(lora_rank=500, max_tokens=9000), "for weights .--model, --lora-rank"),
-    (16, dict(micro_tokens=16384), "for a pass .--micro-tokens"),
     (16, dict(micro_tokens=100, max_tokens=16100), "or --max-prompt-tokens .*tokens")])
 def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short(
         monkeypatch, free, flags, tokens):

@@ -123,10 +123,8 @@ def test_keys_are_shared_only_where_flash_attention_can_do_it(
 
 # ------------------------------------------------------------------------- an adapter of others
 @pytest.mark.parametrize("change, words", [
-    ("{", "cannot be read"), (dict(exclude_modules="a"), "exclude_modules"),
-    (dict(rank_pattern={"q_proj": 4}), "rank_pat"), (dict(modules_to_save=["lm_head"]), "to_save"),
-    (dict(init_lora_weights="pissa"), "init_lora_weights"),
-    (dict(layer_replication=[[0, 10**6]]), "layer_repl"), (dict(use_dora=True), "use_dora"),
+    ("{", "cannot be read"), (dict(modules_to_save=["lm_head"]), "to_save"),
+    (dict(init_lora_weights="pissa"), "init_lora_weights"), (dict(use_dora=True), "use_dora"),
     ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"), (dict(bias="lora_only"), "bias = lora_only"),
     (dict(peft_type="IA3"), "peft_type = IA3")])
 def test_an_adapter_that_is_not_plain_lora_is_refused(tmp_path, change, words):
