@@ -7,6 +7,7 @@
 # make bench  set everything up and measure rollouts (a few minutes)
 # make extras packages for the tests of notebook, page, trackers and TRL, which are skipped without them
 # make notebook  the extras and JupyterLab, which opens walkthrough.ipynb
+# make book   course/book.html, one page with all notes of the course (downloads pandoc, 34 MB, once)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt, with uv if installed
 #
 # With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -c requirements-gpu-lock.txt
@@ -19,6 +20,9 @@ OPTIONAL := --quiet --no-deps -r requirements-optional.txt
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := not engine and not slow
+BOOK_STYLE := <style>math { font-family: STIX Two Math, Cambria Math, DejaVu Math TeX Gyre, math } \
+	math[display=block] { overflow-x: auto; overflow-y: hidden } \
+	code { overflow-wrap: anywhere }</style>
 
 ifeq ($(UV),)
 VENV := $(PYTHON) -m venv .venv
@@ -30,7 +34,7 @@ INSTALL := $(UV) pip install --python .venv/bin/python
 ELSEWHERE := --extra-index-url $(TORCH_CPU) --index-strategy unsafe-best-match
 endif
 
-.PHONY: setup extras notebook demo real check test test-all test-rest bench
+.PHONY: setup extras notebook book demo real check test test-all test-rest bench
 setup: .venv/installed
 
 .venv/installed: requirements-cpu.txt
@@ -46,6 +50,19 @@ extras: setup
 notebook: extras
 	$(INSTALL) jupyterlab
 	.venv/bin/jupyter lab walkthrough.ipynb
+
+# The first sed expression makes links into links within the book, the second adds a space after log.
+book:
+	test -d .venv || $(VENV)
+	$(INSTALL) --quiet pypandoc_binary==1.17
+	cd course && $$(../.venv/bin/python -c 'import pypandoc; print(pypandoc.get_pandoc_path())') \
+		notes/*.md exercises.md symbols.md --from gfm+rebase_relative_paths --standalone \
+		--mathml --embed-resources --toc --toc-depth 2 --output book.part.html \
+		--metadata title="Reinforcement learning for language models" --metadata lang=en \
+		--variable maxwidth=44em --variable header-includes='$(BOOK_STYLE)'
+	cd course && sed -e 's|notes/\.\./symbols\.md||' \
+		-e 's|<mi mathvariant="normal">log</mi>|&<mspace width="0.17em"></mspace>|g' \
+		book.part.html > book.html && rm book.part.html
 
 demo: setup
 	.venv/bin/python minirl.py --name demo --steps 20 --eval-every 10 --log-groups all --resume

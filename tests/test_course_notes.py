@@ -19,7 +19,7 @@ from parts.config import Config, parse_flags
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
-PAGES = [*NOTES, COURSE / "README.md", COURSE / "exercises.md",
+PAGES = [*NOTES, COURSE / "README.md", COURSE / "symbols.md", COURSE / "exercises.md",
          *sorted((COURSE / "answers").glob("*.md"))]
 RATES = (0.02, 0.05, 0.3, 0.5, 0.9)
 
