@@ -257,8 +257,6 @@ def cpu_options(max_model_len: int) -> dict:
 
 def gpu_options(memory_share: float, sleep: bool, routes: bool, max_model_len: int,
                 max_num_seqs: int) -> dict:
-    if routes:
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")  # the one that records routes
     # vLLM records graphs of its kernels for each of these numbers of tokens at every start, and
     # pads a batch to the next one. By itself it would record three times as many. A batch has a
     # token for each running answer, and in a few steps also those of new prompts.

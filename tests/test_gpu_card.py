@@ -119,7 +119,7 @@ def decide(folder: str, major: int, minor: int, gib: int, dtype: str = "") -> No
     stand_in(major, minor, gib)
     dtype = dtype or machine.this_machine().dtype
     try:
-        engine.Engine(folder, max_model_len=4024, max_num_seqs=250, dtype=dtype, lora_rank=12,
+        engine.Engine(folder, max_model_len=4024, max_num_seqs=250, dtype=dtype, lora_rank=16,
                       memory_share=0.4, architecture=Qwen2Config.from_pretrained(folder),
                       sync_mode="merge" if dtype == "float32" else "adapter")
     except Configured as made:

@@ -82,15 +82,6 @@ def test_the_engines_cache_is_a_whole_number_of_gib(gpu, space):
         machine.this_machine()
 
 
-@pytest.mark.parametrize("words, short", [
-    ("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", True),
-    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
-    ("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory", True),
-    ("CUDA error: an illegal memory access was encountered", False), ("shapes differ", False)])
-def test_what_says_that_memory_is_short(words, short):
-    assert machine.out_of_memory(torch.AcceleratorError(words)) == short
-
-
 # ------------------------------------------------------------------------------ free memory
 @pytest.mark.parametrize("line, group, limit, used, files", [
     ("0::/box/inner", "/sys/fs/cgroup/box", "memory.max", "memory.current", "inactive_file 100"),

@@ -1,6 +1,4 @@
 """The program as a user runs it: it learns, its adapter loads elsewhere, it resumes exactly."""
-import json
-
 import pytest
 import torch
 
@@ -82,6 +80,3 @@ def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
     assert [row["optimizer_steps"] for row in metrics] == [1, 1, 1]
     assert all(1e-7 < row["kl_k3"] < 1e-2 for row in metrics)  # bf16: close, not equal
     assert all(0 < row["probe_gap_mean"] < 5e-2 for row in metrics)
-    adapter = tmp_path / "runs/bf16/checkpoints/step-000003/adapter_config.json"
-    adapted = set(json.loads(adapter.read_text())["target_modules"])
-    assert adapted >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
