@@ -10,15 +10,13 @@ pass@k  the probability that at least one of k answers is right; unbiased (arXiv
 95 %    a bootstrap over questions that keeps a question's answers together, since they are not
         independent. An interval from single answers would be several times too narrow.
 
-A score says nothing without its protocol. For example, Qwen2.5-Math-1.5B has 33 % or 62 % on
-MATH-500, depending on the template (docs/after_training.md). So the protocol is printed and stored
-with every result, and has digests of the model's and the adapter's files. The same command
-continues an interrupted evaluation.
+A score says nothing without its protocol: Qwen2.5-Math-1.5B has 33 % or 62 % on MATH-500, depending
+on the template (docs/after_training.md). So every result is stored with its protocol, in which
+digests stand for the files of model and adapter. The same command continues an interrupted
+evaluation.
 
-An adapter's run decides model, lengths, temperature and k, and its held-out problems are asked. A
-run may come from somebody else, so nothing in its folder is executed, and a reward or a template
-file that it names must be given again. Its base model is used wherever it is, and its name is
-printed, because reading a model executes nothing (parts/models.py).
+An adapter's run decides model, lengths, temperature and k, and its held-out problems are asked. The
+run may come from somebody else, so no program or template that it names is opened.
 """
 import os
 from dataclasses import asdict, dataclass, replace
@@ -28,10 +26,10 @@ from typing import Annotated, Literal
 
 from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
                           common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
-                          require_effect, size_of, with_home)
+                          require_effect, with_home)
 from parts.data import (HELD_OUT, Problem, check_golds, digest, expand, fingerprint, is_own,
                         load_problems, require_sets)
-from parts.evaluation import (compare, draw_samples, in_order, is_sample, means_Q, report_all,
+from parts.evaluation import (compare, draw_samples, in_order, means_Q, report_all,
                               with_rewards)
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
 from parts.grader import NO_VERDICT, PART, require_function
@@ -39,8 +37,8 @@ from parts.machine import Machine, this_machine
 from parts.models import (TINY, Model, digest_of_model, find_model, load_tokenizer,
                           require_context, require_weights, resolve_model)
 from parts.prompts import TEMPLATES, add_prompts, read_template, require_embedded, stop_ids
-from parts.run_folder import (digests_of_files, find_adapter, read_run, require_same, run_of,
-                              settings, versions)
+from parts.run_folder import (digests_of_files, find_adapter, require_same, run_of, settings,
+                              versions)
 from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
                         verdict)
 from rewards import open_grader
@@ -94,7 +92,7 @@ def parse(argv: list[str] | None = None) -> Flags:
         adapter = find_adapter(with_home(adapter)) if adapter else ""
         usual = as_in_its_run(adapter, argv)
         flags = parse_flags(Flags, argv, "eval.py", "avg@k and pass@k with 95 % intervals", usual)
-        flags = replace(flags, adapter=adapter)
+        flags = replace(flags, adapter=adapter)  # of a run its last checkpoint
         check(flags, vars(Flags()) | usual)
     require_function(flags.reward)
     resolve_model(flags.model)  # ends here if there is no such model
@@ -114,7 +112,7 @@ def check(c: Flags, usual: dict) -> None:
 
 def as_in_its_run(adapter: str, argv: list[str] | None) -> dict:
     """The defaults of an evaluation from the run of its adapter: only names and numbers."""
-    run = read_run(adapter).get("config")
+    run = settings(run_of(adapter))
     if not run:
         return {}
     for flag, built_in in dict(reward=[""], template=TEMPLATES).items():
@@ -134,9 +132,7 @@ def as_in_its_run(adapter: str, argv: list[str] | None) -> dict:
 def settle(flags: Flags, machine: Machine, model: Model) -> Flags:
     """The flags, with the defaults for machine and model, so that no flag is None."""
     usual = preset(model, machine, flags.data)
-    usual["sync"] = "merge" if machine.on_cpu else "adapter"
-    if size_of(model, machine) == "large":
-        usual["data"] = "math500"
+    usual |= dict(data=usual["eval_data"], sync="merge" if machine.on_cpu else "adapter")
     if flags.reward:
         usual["template"] = "chat"
     unset = [name for name, value in vars(flags).items() if value is None and name != "out"]
@@ -170,7 +166,7 @@ def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
     problems = add_prompts(
         load_asked(config, run), tokenizer, config.template, config.max_prompt_tokens)
     require_embedded(model.path, tokenizer, problems)
-    sets = {name: [*of_set] for name, of_set in groupby(problems, source_of)}
+    sets = by_set(problems)
     published = dict(expand(config.data))  # weights of averages; None: the number of problems
     return problems, asdict(config) | dict(
         path=model.path, contents=contents | digests_of_files(asdict(config)), versions=versions(),
@@ -199,11 +195,11 @@ def load_asked(config: Flags, run: Path | None) -> list[Problem]:
                          "columns of its held-out problems: name other data.")
     if settings(run)["eval_data"] == HELD_OUT:  # a share of the data, which is one set
         problems = [replace(problem, source=HELD_OUT) for problem in problems]
-    return sum(([*of_set][:most] for _, of_set in groupby(problems, source_of)), [])
+    return [problem for of_set in by_set(problems).values() for problem in of_set[:most]]
 
 
-def source_of(problem: Problem) -> str:
-    return problem.source
+def by_set(problems: list[Problem]) -> dict[str, list[Problem]]:
+    return {name: [*of_set] for name, of_set in groupby(problems, lambda one: one.source)}
 
 
 # ----------------------------------------------------------------------------------------- results
@@ -288,7 +284,7 @@ def sample_missing(problems, protocol: dict, folder: Path) -> None:
     base, adapted = folder / "base.jsonl", folder / "eval.jsonl"
     files = [base, adapted] if protocol["base"] else [adapted]
     for file in files:
-        keep_rows(file, is_sample)  # an interruption may have cut the last line
+        keep_rows(file)  # an interruption may have cut the last line
     if not any(None in stored(file, problems, protocol["k"]) for file in files):
         return
     how = {name: protocol[name] for name in ("k", "max_tokens", "temperature", "seed")}
@@ -296,22 +292,17 @@ def sample_missing(problems, protocol: dict, folder: Path) -> None:
         if not protocol["reward"]:
             check_golds(problems, grader)
         engine, policy = start(protocol)
-
-        def draw(file: Path) -> None:
-            done = read_rows(file, is_sample)
+        for file in files:
+            if policy and file == adapted:
+                engine.sync(policy)
+            done = read_rows(file)
             for row in draw_samples(engine, grader, problems, done=done, **how):
                 append(file, row)
-
-        if protocol["base"]:
-            draw(base)
-        if policy:
-            engine.sync(policy)
-        draw(adapted)
 
 
 def stored(file: Path, problems, k: int) -> list[dict | None]:
     """The rows of all answers in a file, in order; None for those that are missing."""
-    return in_order(read_rows(file, is_sample), problems, k)
+    return in_order(read_rows(file), problems, k)
 
 
 def start(protocol: dict) -> tuple:

@@ -192,7 +192,7 @@ def logged_answers(run: Path) -> list[tuple[str, str, str, str]]:
              for row in read_rows(run / "groups.jsonl") for sample in row["pool"]]
     found += [(row["data"], row["gold"], row["text"])
               for log in ("eval.jsonl", "answers.jsonl")  # of eval.py, and of minirl.py
-              for row in read_rows(run / log, {"data", "gold", "text"}.issubset)]
+              for row in read_rows(run / log) if "text" in row]
     return [(f"{run.name}, {data}", gold, text, "minerva" if data in MEASURED else "")
             for data, gold, text in found if gold]
 

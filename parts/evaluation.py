@@ -72,10 +72,6 @@ def as_row(problem, s: int, rollout, verdict) -> dict:
     return row
 
 
-def is_sample(row: dict) -> bool:
-    return row.keys() >= {"data", "id", "sample", "reward", "status", "finish_reason", "tokens"}
-
-
 def in_order(rows, problems, k: int) -> list[dict | None]:
     """The rows of all answers, k per question, in order; None if a row is missing."""
     drawn = {(row["data"], row["id"], row["sample"]): row for row in rows}

@@ -33,12 +33,12 @@ def rename(written: Path, path: Path) -> Path:
     Whoever may read the folder may read its files. Those of safetensors are only for their owner.
     """
     readers = written.stat().st_mode & 0o666
-    for part in written.rglob("*"):
+    for part in [written, *written.rglob("*")]:
         part.chmod(part.stat().st_mode | readers)
-        flush(part)
-    flush(written)
+        if part.is_file():
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
     os.replace(written, path)
-    flush(path.parent)
     return path
 
 
@@ -48,18 +48,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, has reached the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not path.is_dir():  # CIFS and FUSE have no such call for folders
-            raise
-    finally:
-        os.close(handle)
 
 
 def write_safely(path: Path, content: str) -> None:
@@ -111,31 +99,19 @@ def append(path: Path, *rows: dict) -> None:
         file.write("".join(as_json(row) + "\n" for row in rows))
 
 
-def has_step(row: dict) -> bool:
-    return isinstance(row.get("step"), int)
-
-
-def read_rows(path: Path, is_row=has_step):
+def read_rows(path: Path):
     """Yields the rows of a .jsonl file, without lines that are none, as a crash may leave one."""
     if path.exists():
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            yield from filter(None, (row_of(line, is_row) for line in file))
+            for line in file:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
 
 
-def row_of(line: str, is_row=has_step) -> dict | None:
-    """The row in a line; None if the line holds no row."""
-    with contextlib.suppress(ValueError, RecursionError):
-        row = json.loads(line)
-        if isinstance(row, dict) and is_row(row):
-            return row
-    return None
-
-
-def keep_rows(path: Path, is_row) -> None:
-    """Remove from a .jsonl file all lines for which `is_row` is false."""
-    with replacing(path) as writing, open(writing, "x", encoding="utf-8") as file:
-        for row in read_rows(path, is_row):
-            file.write(as_json(row) + "\n")
+def keep_rows(path: Path) -> None:
+    """Write a .jsonl file anew without lines that are no rows. Makes it if it does not exist."""
+    with replacing(path) as writing:
+        append(writing, *read_rows(path))
 
 
 # ------------------------------------------------------------------------------ who may write

@@ -46,7 +46,9 @@ def claim(folder: Path, resume: bool):
                          "--name.")
     if resume:
         print(f"no checkpoint in {folder}: this starts a new run")
-    for name in ("config.json", "problems.json", *LOGS):
+    if others:  # it stays a run's folder, whatever else is in it and whenever this start is killed
+        write_json(folder / "config.json", dict(starts=[]))
+    for name in ("problems.json", "curves.png", *LOGS):
         remove(folder / name)
     return lock
 
@@ -95,11 +97,9 @@ def require_same(folder: Path, inputs: dict) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that affect the numbers."""
-    numbers = dict(python=sys.version.split()[0])
-    for name in PACKAGES:
-        for package in importlib.metadata.distributions(name=name):  # none for one of two vLLMs
-            numbers[name] = package.version
-    return numbers
+    installed = {name: package.version for name in PACKAGES  # one of the two vLLMs is missing
+                 for package in importlib.metadata.distributions(name=name)}
+    return dict(python=sys.version.split()[0]) | installed
 
 
 # ------------------------------------------------------------------------------ checkpoints
@@ -208,17 +208,12 @@ def find_adapter(name: str) -> str:
     return str(folder)
 
 
-def read_run(adapter: str) -> dict:
-    """config.json of the run of a checkpoint; {} if there is none. SystemExit for older runs."""
-    run = run_of(adapter)
-    stored = read_config(run) if run else {}
-    if run and "end_tokens" not in stored:
-        raise SystemExit(f"{shown(run)} is a run of another version: use that version.")
-    return stored
-
-
 def run_of(adapter: str) -> Path | None:
-    """The folder of the run that a checkpoint belongs to."""
-    place = Path(adapter).parent
-    is_run = place.name == "checkpoints" and (place.parent / "config.json").exists()
-    return place.parent if is_run else None
+    """The folder of the run that a checkpoint belongs to. SystemExit for a run of another version.
+    """
+    run = Path(adapter).parent.parent
+    if Path(adapter).parent.name != "checkpoints" or not (run / "config.json").exists():
+        return None
+    if "end_tokens" not in read_config(run):
+        raise SystemExit(f"{shown(run)} is a run of another version: use that version.")
+    return run

@@ -12,7 +12,7 @@ from shlex import quote
 from parts.data import HELD_OUT
 from parts.files import replacing
 from parts.models import digest_of_model, fetch_model, load_tokenizer, require_weights
-from parts.run_folder import find_adapter, read_run, require_same, run_of
+from parts.run_folder import find_adapter, read_config, require_same, run_of
 from parts.text import shown
 
 
@@ -25,17 +25,17 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     if out.is_file() or out.exists() and any(out.iterdir()):
         raise SystemExit(f"{shown(out)} exists already: name another folder.")
     adapter = find_adapter(place)
-    stored = read_run(adapter)
-    if not stored:
+    run = run_of(adapter)
+    if not run:
         raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
-    config = stored["config"]
+    config, ends = read_config(run)["config"], read_config(run)["end_tokens"]
     path = fetch_model(config["model"])
     require_weights(path)
-    require_same(run_of(adapter), dict(model=digest_of_model(path)))
+    require_same(run, dict(model=digest_of_model(path)))
     dtype = dtype or config["dtype"]
     print(f"{shown(out)}: the model {shown(path)}, which the run names, with the adapter "
           f"{shown(adapter)}, in {shown(dtype)}")
-    write_merged(path, adapter, config, stored["end_tokens"], out, dtype)
+    write_merged(path, adapter, config, ends, out, dtype)
     own = config["eval_data"] == HELD_OUT  # then the whole file would be mostly trained problems
     flags = dict(model=out, data="FILE" if own else config["eval_data"], k=config["eval_k"]) | {
         name: config[name] for name in ("template", "max_prompt_tokens", "max_tokens")}

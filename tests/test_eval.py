@@ -1,4 +1,5 @@
 """Evaluation: reports against their raw rows, resuming, the real engine."""
+import contextlib
 import json
 import math
 import random
@@ -47,30 +48,28 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(ca
     sets = dict(a=rows_of(A, "a"), b=rows_of(B, "b"))
     for row in sets["a"]:
         row["level"] = "9" if row["id"] == "2" else "10"
-    summary = report_all(sets["a"] + sets["b"], 4, weights)
+    sets["b"][0] |= dict(finish_reason="length", status="timeout", why="")
+    rows, protocol = sets["a"] + sets["b"], dict(k=4, reward="", weights=weights)
+    summary = evaluation.show_results("title", rows, protocol)
+    said = capsys.readouterr().out
+    assert "b, 3 questions: avg@4 66.7% [" in said and "weighted: " in said
+    assert ("\n  pass@4 100.0%, correct 66.7%, no_box 0.0%, truncated 8.3%, "
+            "verifier_failures 8.3%, 10 tokens\n") in said
+    evaluation.show_results("title", rows, protocol | dict(weights=dict(b=1)))
+    assert "weighted: " not in capsys.readouterr().out
     levels = {name: summary["sets"][name].pop("levels") for name in sets}
     assert summary["sets"] == {name: report(rows, 4) for name, rows in sets.items()}
     assert [(level, part["avg"], part["questions"]) for level, part in levels["a"].items()] == [
         ("9", 3 / 4, 1), ("10", pytest.approx(5 / 12), 3)] and levels["b"] == {}
     means = {name: [mean(question) for question in dict(a=A, b=B)[name]] for name in weights}
     assert summary["weighted"] == bootstrap(list(means.values()), list(weights.values()))
-    sets["b"][0] |= dict(finish_reason="length", status="timeout", why="")
-    rows = sets["a"] + sets["b"]
-    for shown in (weights, dict(b=1)):
-        protocol = dict(k=4, reward="", weights=shown)
-        assert evaluation.show_results("title", rows, protocol) == report_all(rows, 4, shown)
-        said = capsys.readouterr().out
-        assert "b, 3 questions: avg@4 66.7% [" in said
-        assert ("weighted: " in said) == (len(shown) > 1)
-        assert ("\n  pass@4 100.0%, correct 66.7%, no_box 0.0%, truncated 8.3%, "
-                "verifier_failures 8.3%, 10 tokens\n") in said
 
 
 # ---------------------------- estimators (pass@k and bootstrap are proved by the checks of lab 8)
 STATUSES = ["correct", "wrong", "wrong", "no_box", "empty", "unparseable", "timeout", "killed"]
 
 
-@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize("k", [1, 3])
 def test_a_report_against_its_raw_rows(k):
     """Also with rewards of one's own: right is the verdict, and not the sign of the reward."""
     rng = random.Random(k)
@@ -141,8 +140,8 @@ def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
         rows.append(row)
         assert len(seen) - len(rows) < 2 * engine.slots
     assert len(rows) == len(seen) == 16 and not grader.open
-    rows = in_order(rows, problems, 4)
     assert {asked.temperature for asked in engine.asked.values()} == {0.25}
+    rows = in_order(rows, problems, 4)
     assert [(row["data"], row["sample"]) for row in rows] == [
         (name, s) for name in STYLES for s in range(4)]
     assert grader.styles == {("eval", q, s): style for q, style in enumerate(STYLES.values())
@@ -153,31 +152,27 @@ def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
     assert rows[-1]["level"] == "3" and "level" not in rows[0]
 
 
-class WithoutNumbers(Engine):
-    """All log-probs of an answer are NaN, or all but the first."""
-
-    finite = 0
-
-    def write(self, *how):
-        rollout = super().write(*how)
-        rollout.logprobs[self.finite:] = [math.nan] * len(rollout.logprobs[self.finite:])
-        return rollout
-
-
 def test_a_model_that_computes_no_numbers_is_not_evaluated_as_wrong():
     """NaN in the weights, or overflow in float16: vLLM then writes token 0 (`!!!!`) for ever."""
-    engine = WithoutNumbers()
-    with pytest.raises(SystemExit, match="damaged or too large for float16"):
-        sampled([question("q")], engine=engine)
-    engine.finite = 1  # one token that overflowed does not end it
-    assert None not in sampled([question("p")], engine=engine)
+    for finite in (1, 0):  # one token that overflowed does not end it
+        engine = Engine()
+        real = engine.write
+
+        def write(*how):
+            rollout = real(*how)
+            rollout.logprobs[finite:] = [math.nan] * len(rollout.logprobs[finite:])
+            return rollout
+
+        engine.write = write
+        with contextlib.nullcontext() if finite else pytest.raises(
+                SystemExit, match="damaged or too large for float16"):
+            assert None not in sampled([question("p")], engine=engine)
 
 
 def seeds_of(problems, k=2, seed=0):
     """(set, question, sample) -> the seed that it is drawn from."""
     engine = Engine()
     sampled(problems, k, engine=engine, seed=seed)
-    assert {a.temperature for a in engine.asked.values()} == {1.0}
     return {(problems[q].source, problems[q].id, s): asked.seed
             for (q, s), asked in engine.asked.items()}
 
@@ -199,9 +194,9 @@ PROBLEMS = [problem for problems in SETS.values() for problem in problems]
 
 
 def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None) -> int:
-    """Does what is left to do, as `sample` does. Returns how many samples were there already."""
-    files.keep_rows(file, evaluation.is_sample)
-    done = list(files.read_rows(file, evaluation.is_sample))
+    """Does what is left to do, as `sample_missing` does. Returns how many samples were there."""
+    files.keep_rows(file)
+    done = list(files.read_rows(file))
     engine, grader = engine or Engine(slots=3), grader or Grader()
     for row in draw_samples(engine, grader, problems, k, 9, done=done):
         files.append(file, row)
@@ -233,9 +228,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
         architecture=policy and "its config")]
     assert engine.events == ["sync"] * bool(policy)
     assert {(asked.temperature, asked.max_tokens) for asked in engine.asked.values()} == {(0.3, 9)}
-    assert {asked.seed for asked in engine.asked.values()} < {*seeds_of(PROBLEMS, 4, 3).values()}
-    rows = stored(file)
-    assert rows[0] == json.loads(there) and None not in rows and len(engine.asked) == 39
+    assert len(engine.asked) == 39 and None not in stored(file)
 
 
 @pytest.fixture(scope="module")
@@ -246,12 +239,12 @@ def whole(tmp_path_factory):
     return file
 
 
-@given(st.data(), st.sampled_from(["", "\n"]))  # an editor completes a half line
-def test_stopped_at_any_byte_it_ends_as_if_it_had_not_been(whole, data, end):
+@given(st.data())
+def test_stopped_at_any_byte_it_ends_as_if_it_had_not_been(whole, data):
     """Also in length: what was short is done, what was long is drawn from the same seed again."""
     written, stopped = whole.read_bytes(), whole.with_name("stopped.jsonl")
     upto = data.draw(st.integers(0, len(written)))
-    stopped.write_bytes(written[:upto] + end.encode())
+    stopped.write_bytes(written[:upto])
     rest = Engine(slots=3)
     done = finish(stopped, rest)
     assert done + len(rest.asked) == 40 == stopped.read_text().count("\n")
@@ -265,17 +258,15 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
     problems = [question(f"{name}/{i}", gold, name) for name in golds
                 for i, gold in enumerate(golds[name])]
     for _ in range(2):  # in the place of --reward: an answer is worth its problem's gold
-        grader = Grader(lambda key, problem, rollout: float(problem.answer))
-        finish(file, None, problems, 1, grader)
+        finish(file, None, problems, 1, Grader(lambda key, problem, _: float(problem.answer)))
         rows = stored(file, problems, 1)
         assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
-        rows = evaluation.with_rewards(rows)
-        summary = report_all(rows, 1, dict(a=1, b=1))
+        protocol = dict(k=1, reward="x", weights=dict(a=1, b=1))
+        summary = evaluation.show_results("title", evaluation.with_rewards(rows), protocol)
         sets = [summary["sets"][name] for name in "ab"]
         assert [one["avg"] for one in sets] == [-17 / 4, -8 / 3]
         assert [one["verifier_failures"] for one in sets] == [1 / 4, 1 / 3]
         assert sets[0]["reward/half"] == (-5 - 4 + 0 - 3) / 8  # a part that is missing is 0
-        evaluation.show_results("title", rows, dict(k=1, reward="x", weights=dict(a=1, b=1)))
         said = capsys.readouterr().out
         assert "WARNING: no verdict on 2 of 7 answers, such as " in said
         assert "\n  reward/half -1.5, reward/rest -1.5\n" in said
@@ -313,7 +304,7 @@ def flags(model, data, out, **more):
     return [f"--{key.replace('_', '-')}={value}" for key, value in wanted.items()]
 
 
-def test_limits_and_folder_follow_the_model(adapter, data):
+def test_limits_and_folder_follow_the_model(data):
     """A small base model may write as much as in its training: else adapters had it easier."""
     for model, asked, wanted in (
             ("tiny", (), (64, 256, "builtin")),
@@ -322,11 +313,8 @@ def test_limits_and_folder_follow_the_model(adapter, data):
             ("SmolLM2-135M-Instruct", ("--data", str(data)), (160, 640, str(data)))):
         found = settled("--model", model, *asked)
         assert (found.max_tokens, found.max_prompt_tokens, found.data) == wanted
-    folders = [settled(*argv).out for argv in ((), ("--adapter", str(adapter[0])))]
-    assert folders[1] != folders[0] == "runs/eval-tiny-builtin-k32"
-    assert evaluation.parse(["--temperature", "0", "--k", "1"]).temperature == 0
-    own = settled("--model", "Qwen2.5-Math-1.5B", "--reward", f"{ROOT}/examples/people.py:score")
-    assert own.template == "chat"
+    assert settled("--temperature", "0", "--k", "1").out == "runs/eval-tiny-builtin-k1"
+    assert settled("--reward", f"{ROOT}/examples/people.py:score").template == "chat"
     assert len(Path(settled("--data", ",".join(["gsm8k"] * 600)).out).name) < 200
 
 
@@ -381,16 +369,14 @@ def test_a_path_in_the_home_is_found_whichever_flag_names_it(tmp_path, monkeypat
     (tmp_path / "judge.py").write_text("score = len")
     (tmp_path / "turns.json").write_text('[{"role": "user", "content": "{problem}"}]')
     shutil.copytree(MODEL, tmp_path / "model")
-    flags = settled("--adapter=~/runs/own", "--model=~/model", "--data=gsm8k,~/mine.jsonl",
-                    "--template=~/turns.json", "--reward=~/judge.py:score", "--out=~/out")
-    found = [flags.adapter, flags.model, flags.template, flags.reward, flags.out]
-    assert all(value.startswith(f"{tmp_path}/") for value in found)
-    assert flags.data == f"gsm8k,{tmp_path}/mine.jsonl"
-    trained = config_of(["--model=~/model", "--data=~/mine.jsonl", "--eval-data=~/mine.jsonl",
-                         "--template=~/turns.json", "--reward=~/judge.py:score"])
-    assert [trained.model, trained.data, trained.eval_data, trained.template, trained.reward] == [
-        f"{tmp_path}/{name}" for name in (
-            "model", "mine.jsonl", "mine.jsonl", "turns.json", "judge.py:score")]
+    both = dict(model="~/model", data="gsm8k,~/mine.jsonl", template="~/turns.json",
+                reward="~/judge.py:score")
+    for program, more in ((settled, dict(adapter="~/runs/own", out="~/out")),
+                          (lambda *argv: config_of([*argv]), dict(eval_data="~/mine.jsonl"))):
+        found = vars(program(*(f"--{name.replace('_', '-')}={value}"
+                               for name, value in (both | more).items())))
+        for name, value in (both | more).items():
+            assert found[name].startswith(value.replace("~", str(tmp_path)))
     with pytest.raises(SystemExit, match="no model ~no-user/model"):
         settled("--model=~no-user/model")
 
@@ -437,33 +423,29 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
     monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: started.append(Learnt()) or
                         started[-1])
     monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
+    out = Path("runs/eval-tiny-own-step-000001-held-out-k2")
 
-    def compared(*flags) -> tuple[dict, str]:
-        capsys.readouterr()
+    def summary(*flags) -> dict:
         evaluation.main(["--adapter", "runs/own", *flags])
-        return json.loads(Path(out, "summary.json").read_text()), capsys.readouterr().out
+        return json.loads((out / "summary.json").read_text())
 
-    out = "runs/eval-tiny-own-step-000001-held-out-k2"
-    summary, said = compared("--base")
-    base, now = ([json.loads(line) for line in Path(out, f"{name}.jsonl").open()]
-                 for name in ("base", "eval"))
+    first, said = summary("--base"), capsys.readouterr().out
+    base, now = (lines(out / f"{name}.jsonl") for name in ("base", "eval"))
     held_out = hold_out(load_problems(file, **keys), 100)[1]
     assert len(base) == len(now) == 2 * len(held_out) and len(started) == 1
     before = [mean(row["reward"] for row in base if row["id"] == p.id) for p in held_out]
     assert 0 < mean(before) < 1 and {row["reward"] for row in now} == {1}
-    change, = summary["difference"].values()
+    change, = first["difference"].values()
     assert change == bootstrap([[1 - one for one in before]]) | dict(
         better=sum(one < 1 for one in before), worse=0, questions=len(held_out))
-    assert summary["base"]["sets"]["held-out"]["avg"] == pytest.approx(mean(before))
-    assert summary["verdict"] in said and "looks better than the base model, but" in said
+    assert first["base"]["sets"]["held-out"]["avg"] == pytest.approx(mean(before))
+    assert first["verdict"] in said and "looks better than the base model, but" in said
     assert f"avg@2 {mean(before):.1%} [" in said and "avg@2 100.0% (no interval" in said
     for name, left in (("base", 1), ("eval", 2)):
-        path = Path(out, f"{name}.jsonl")
+        path = out / f"{name}.jsonl"
         path.write_text("".join(path.read_text().splitlines(True)[:left]) + '{"data": "held')
-    assert compared("--base")[0] == summary
-    assert sum(map(len, started[1].log)) == 2 * len(base) - 3
-    assert compared("--base")[0] == summary and "difference" not in compared()[0]
-    assert len(started) == 2
+    assert summary("--base") == first and sum(map(len, started[1].log)) == 2 * len(base) - 3
+    assert summary("--base") == first and "difference" not in summary() and len(started) == 2
 
 
 # ---------------------------------------------------------------------------------- the real engine
@@ -489,15 +471,12 @@ def test_an_evaluation_of_the_real_engine(merged):
     rows = samples(merged)
     protocol, summary = (json.loads((merged / f"{name}.json").read_text())
                          for name in ("protocol", "summary"))
-    (name, result), = summary["sets"].items()
     assert [(row["id"].split("/")[-1], row["sample"]) for row in rows] == [
         (str(q), s) for q in range(21) for s in range(4)]
-    assert all(row["data"] == name and row["level"] in "12" and 1 <= row["tokens"] <= 24
-               for row in rows)
+    assert all(row["level"] in "12" and 1 <= row["tokens"] <= 24 for row in rows)
     assert len({row["text"] for row in rows}) > 25
-    again = report_all(rows, 4, protocol["weights"])
-    assert summary == json.loads(json.dumps(again))
-    assert 0 < result["avg"] == summary["weighted"]["avg"] < result["pass"]["4"] <= 1
+    assert summary == json.loads(json.dumps(report_all(rows, 4, protocol["weights"])))
+    assert 0 < summary["weighted"]["avg"] < summary["sets"]["sums.jsonl"]["pass"]["4"] <= 1
     assert protocol["prompt"] == "<|user|>1+1=?<|assistant|>" and protocol["template"] == "chat"
 
 

@@ -1,13 +1,10 @@
 """Folders: a crash leaves no incomplete file, one process writes, every start is recorded."""
-import contextlib
 import errno
 import fcntl
 import json
 import math
 import os
-import pickle
 import shutil
-import stat
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,24 +13,21 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import files_of_at_most, lines
-from parts import files
-from parts.config import Config, parse
-from parts.config import settings_of
-from parts.policy import make_optimizer
-from parts import run_folder
 from models_small import one_layer
+from parts import files, run_folder
+from parts.config import Config, parse, settings_of
+from parts.policy import make_optimizer
 from world import settle_flags, settled
-
 
 ABC = dict(data="2 questions, abc")
 
 
 @pytest.mark.parametrize("flags", [
-    "--name mine --batch-prompts 7 --steps 30", "--name mine --objective cispo --sampler uniform",
+    "--name mine --batch-prompts 7 --steps 30 --objective cispo --sampler uniform",
     "--name mine --model SmolLM2-135M-Instruct"])
 def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start(
         tmp_path, monkeypatch, flags):
@@ -98,8 +92,11 @@ def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, 
         (run / name).write_text('{"step": 1}\n')
     again = parse(["--name", "mine", "--resume", "--max-tokens", "32"])
     assert (again.max_tokens, again.batch_prompts) == (32, None)
-    run_folder.claim(run, resume=False).close()
-    assert {path.name for path in run.rglob("*")} == {".lock"}
+    (run / "curves.png").touch()  # drawn at the evaluation before the first step
+    (run / "explore.html").touch()  # a user's
+    for _ in range(2):  # also if this start is killed at once
+        run_folder.claim(run, resume=False).close()
+        assert {path.name for path in run.rglob("*")} == {".lock", "config.json", "explore.html"}
 
 
 # ------------------------------------------------------------------------------ whose folder it is
@@ -122,40 +119,18 @@ def test_a_disk_without_locks_is_used_and_a_line_says_so(tmp_path, monkeypatch, 
 
 
 # ------------------------------------------------------------------------------ files and logs
-@pytest.fixture
-def disk(monkeypatch):
-    """What reaches the disk, in order: ("fsync", path) and ("replace", path)."""
-    seen = []
-
-    def watch(name, path_of):
-        real = getattr(os, name)
-        monkeypatch.setattr(
-            os, name, lambda *args: (seen.append((name, path_of(*args))), real(*args)))
-
-    watch("fsync", lambda handle: Path(os.readlink(f"/proc/self/fd/{handle}")))
-    watch("replace", lambda _, target: Path(target))
-    return seen
-
-
-STRANGE = [b"[" * 100_000, b'{"step": ' + b"[" * 100_000, b'{"step": "2"}', b'{"step": NaN}', b"{"]
-
-
-@example("", STRANGE[0], 5)
-@example("", STRANGE[1], 5)
-@given(st.text(), st.binary() | st.sampled_from(STRANGE), st.integers(0))
+@given(st.text(), st.binary() | st.just(b"\0" * 9), st.integers(0))
 def test_whatever_is_written_can_be_read_and_any_other_bytes_are_dropped(text, strange, cut):
     """Any text that a model may write; a crash that cuts the last line; anything in between."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place, "log.jsonl")
         files.append(log, dict(step=1, text=text, nan=math.nan, low=-math.inf, zero=0.0))
-        whole = log.read_bytes()
+        whole, strange = log.read_bytes(), b"{{" + strange.replace(b"\n", b"")
         assert all(32 <= byte < 127 for byte in whole[:-1])  # `cat` does no harm
-        strange = b"" if b'"step"' in strange and strange not in STRANGE else strange
         Path(place, ".log.jsonl.writing").write_text("half a file of a crash")
-        log.write_bytes(whole + strange + b"\n" + whole.replace(b"1", b"2", 1)
-                        + whole.replace(b"1", b"3", 1) + whole[:cut % (len(whole) - 1)])
-        files.keep_rows(log, lambda row: files.has_step(row) and row["step"] <= 2)
-        wanted = [dict(step=step, text=text, nan=None, low=None, zero=0.0) for step in (1, 2)]
+        log.write_bytes(whole + strange + b"\n" + whole + whole[:cut % (len(whole) - 1)])
+        files.keep_rows(log)
+        wanted = [dict(step=1, text=text, nan=None, low=None, zero=0.0)] * 2
         assert wanted == list(files.read_rows(log)) == lines(log)
         assert os.listdir(place) == ["log.jsonl"]
 
@@ -163,24 +138,11 @@ def test_whatever_is_written_can_be_read_and_any_other_bytes_are_dropped(text, s
 def test_a_crash_at_any_moment_leaves_the_old_text_of_a_small_file(tmp_path, monkeypatch):
     file = tmp_path / "config.json"
     files.write_safely(file, "old")
-    for moment in ((files, "flush"), (os, "replace")):
+    for moment in ("fsync", "replace"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(*moment, mock.Mock(side_effect=KeyboardInterrupt))
+            patch.setattr(os, moment, mock.Mock(side_effect=KeyboardInterrupt))
             files.write_safely(file, "new")
         assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
-
-
-@pytest.mark.parametrize("of_folder", [True, False])
-def test_a_disk_that_cannot_flush_a_folder_is_used(tmp_path, monkeypatch, of_folder):
-    """CIFS and FUSE have no such call for files. One that cannot flush a file has failed."""
-    def fsync(handle):
-        if stat.S_ISDIR(os.fstat(handle).st_mode) == of_folder:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with contextlib.nullcontext() if of_folder else pytest.raises(OSError):
-        files.write_safely(tmp_path / "a.json", "new")
-    assert (tmp_path / "a.json").exists() == of_folder
 
 
 # ------------------------------------------------------------------------------ checkpoints
@@ -239,15 +201,17 @@ def test_only_what_save_has_named_is_a_checkpoint(tmp_path, learning):
     assert (tmp_path / "moved/state.json").exists()  # the link is removed, not its target
 
 
-def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, disk, learning):
+def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, learning, monkeypatch):
     """Else a power cut could leave a checkpoint's name and files without content."""
+    flushed, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(
+        Path(os.readlink(f"/proc/self/fd/{handle}"))) or real(handle))
+    monkeypatch.setattr(os, "replace", lambda old, new: flushed.append(new) or old.rename(new))
     save(tmp_path, [2], learning)
     final = tmp_path / "checkpoints/step-000002"
-    writing = final.with_name(".step-000002.writing")
-    named = disk.index(("replace", final))
-    assert {path for _, path in disk[:named]} == {
-        writing, *(writing / file.name for file in final.iterdir())}
-    assert ("fsync", final.parent) in disk[named:]
+    assert flushed.pop() == final
+    assert {*flushed} == {final.with_name(".step-000002.writing") / file.name
+                          for file in final.iterdir()}
 
 
 # ------------------------------------------------------------------------------ taken up again
@@ -307,24 +271,6 @@ def test_whoever_may_read_the_folder_may_read_the_weights(tmp_path, learning, um
     assert (saved / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", [
-    "../victim", "{place}/victim", "config.json", "checkpoints/step-000002/optimizer.pt"])
-def test_a_name_inside_a_runs_files_cuts_no_other_file(tmp_path, learning, name):
-    """Not even one of the run's own."""
-    run = tmp_path / "run"
-    saved = run_folder.save(run_in(run, learning, step=2))
-    named = name.format(place=tmp_path)
-    for file in (tmp_path / "victim", run / "config.json", run / "metrics.jsonl"):
-        file.write_text("some text")
-    victim = (run / named).read_bytes()
-    state = json.loads((saved / "state.json").read_text())
-    sizes = {named: 0, "metrics.jsonl": 4}
-    (saved / "state.json").write_text(json.dumps(state | dict(logs=sizes)))
-    run_folder.restore(run_in(run, learning))
-    assert (run / named).read_bytes() == victim
-    assert (run / "metrics.jsonl").read_text() == "some"
-
-
 @given(st.sampled_from(["adapter_model.safetensors", "optimizer.pt", "state.json"]),
        st.none() | st.floats(0, 1, exclude_max=True))
 def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, saved, name, left):
@@ -337,18 +283,6 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
         run_folder.restore(run_in(saved.parents[1], learning))
     file.write_bytes(whole)
     assert "\n" not in str(ended.value)
-
-
-def test_no_pickle_is_loaded(tmp_path, learning, saved):
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "owned"),)
-
-    evil = shutil.copytree(saved, tmp_path / "checkpoints" / saved.name)
-    (evil / "optimizer.pt").write_bytes(pickle.dumps(dict(optimizer=Evil(), schedule={})))
-    with pytest.raises(SystemExit, match="is damaged .UnpicklingError"):
-        run_folder.restore(run_in(tmp_path, learning))
-    assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize("file",
