@@ -5,6 +5,7 @@ defaults that depend on the model (PRESETS) and on the machine. Nothing changes 
 """
 import argparse
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -232,6 +233,9 @@ def parse(argv: list[str] | None = None) -> Config:
         resolve_model(config.model)  # ends here if there is no such model
         config = replace(config, name=name_of(config))
         check(config, vars(Config()) | stored)
+        if config.report_to != "none" and not importlib.util.find_spec(config.report_to):
+            raise ValueError(f"--report-to needs the package {config.report_to}: install it by "
+                             f"pip install {config.report_to}")
     require_function(config.reward)
     require_sets(config.data, config.eval_data)
     read_template(config.template or "none")

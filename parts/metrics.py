@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ada_sampler import RESOLVED, TOO_FEW_CORRECT, TOO_FEW_WRONG
 from parts.config import CLIPS
 from parts.grader import NO_VERDICT, mean_parts
 from parts.text import shown
@@ -38,22 +39,22 @@ def summarize(groups: list) -> dict[str, Any]:
         reward_pool=[s.reward for group in groups for s in group.judged],
         reward_kept=[s.reward for group in groups for s in group.kept],
         response_length=[len(s.rollout.token_ids) for s in pool],
-        truncated=[getattr(s.rollout, "finish_reason", "") == "length" for s in pool],
+        truncated=[s.rollout.finish_reason == "length" for s in pool],
         zero_signal=[group.zero_signal for group in groups])
     parts = [mean_parts([s.parts for s in answers]) for answers in firsts if answers]
-    rounds, outcomes = (Counter(getattr(group, name) for group in groups)
-                        for name in ("rounds", "outcome"))
+    rounds = Counter(group.rounds for group in groups)
+    outcomes = Counter(group.outcome for group in groups)
     return dict(
         prompts=len(groups),
         samples=len(pool),
         tokens=sum(averages["response_length"]),
-        engine_steps=max((getattr(s.rollout, "finished", 0) for s in pool), default=0),
+        engine_steps=max(s.rollout.finished for s in pool),
         kept=len(averages["reward_kept"]),
-        rounds_histogram=[rounds[r] for r in range(1, max(rounds, default=0) + 1)],
+        rounds_histogram=[rounds[r] for r in range(1, max(rounds) + 1)],
         verdicts=dict(sorted(Counter(s.status for s in pool).items())),
-        unresolved=(len(groups) - outcomes["resolved"]) / max(1, len(groups)),
-        unresolved_too_few_correct=outcomes["too few correct"] / max(1, len(groups)),
-        unresolved_too_few_wrong=outcomes["too few wrong"] / max(1, len(groups)),
+        unresolved=(len(groups) - outcomes[RESOLVED]) / len(groups),
+        unresolved_too_few_correct=outcomes[TOO_FEW_CORRECT] / len(groups),
+        unresolved_too_few_wrong=outcomes[TOO_FEW_WRONG] / len(groups),
         **{name: fmean(values) for name, values in averages.items() if values},
         **mean_parts(parts))
 
@@ -166,15 +167,13 @@ def pieces(token_ids: list[int], tokenizer) -> list[str]:
     Decoded alone, a token would not have the space that some tokenizers put in front of it. A
     character that consists of several tokens shows as U+FFFD.
     """
-    pairs = [tuple(token_ids[max(i - 1, 0):i + 1]) for i in range(len(token_ids))]
-    return [piece(tokenizer, pair) for pair in pairs]
+    return [piece(tokenizer, *token_ids[max(i - 1, 0):i + 1]) for i in range(len(token_ids))]
 
 
 @functools.lru_cache(maxsize=200_000)  # else decoding would take half of the recording time
-def piece(tokenizer, pair: tuple[int, ...]) -> str:
-    """What the last token of the pair (or the only one) adds to the text."""
-    before = tokenizer.decode(list(pair[:-1]))
-    return tokenizer.decode(list(pair))[len(before):]
+def piece(tokenizer, *ids: int) -> str:
+    """What the last of these one or two tokens adds to the text."""
+    return tokenizer.decode(ids)[len(tokenizer.decode(ids[:-1])):]
 
 
 def rounded(values: list[float], decimals: int = DECIMALS) -> list[float]:

@@ -8,22 +8,19 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy
 import pytest
 import torch
 
 from ada_sampler import Group
-from parts.evaluation import bootstrap
-from models import make
-from parts import files
-from parts import engine as engines
-from parts import log
-from parts.run_folder import restore, save
-from parts.config import Config, parse_flags
-from parts.data import Stream, load_data
-from minirl import Run
 from helpers import lines
+from minirl import Run
+from models import make
+from parts import files, log
+from parts.config import Config, parse, parse_flags
+from parts.data import Stream, load_data
+from parts.evaluation import bootstrap
 from parts.log import Log
+from parts.run_folder import restore, save
 from test_folder import taught
 from world import Engine, settled
 
@@ -106,13 +103,12 @@ def test_however_a_run_ends_it_says_what_is_saved(
     assert ("Traceback" in said) == isinstance(how, RuntimeError) and closed == [True]
 
 
-@pytest.mark.parametrize("number", log.STOPS)
-def test_a_signal_that_the_shell_ignores_stays_ignored(handlers, number):
+def test_a_signal_that_the_shell_ignores_stays_ignored(handlers):
     """Ctrl-C for `tail -f log` goes to a training that a script has started in the background."""
-    signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with log.say_how_to_resume(settled(name="mine")):
-        os.kill(os.getpid(), number)
-    assert signal.getsignal(number) == signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("out, said", [
@@ -145,18 +141,11 @@ def test_a_resumed_run_knows_all_that_decides_what_comes_next(run, count, places
     run.estimator.counts = {"a": [1.0, 2.0]}
     log = Log(run)
     step(run, log, 10)
-    before = {file: file.read_bytes() for file in run.folder.glob("*.jsonl")}
-    assert len(rows(run, "metrics.jsonl")) == 10
-    if places:
-        assert [row["place"] for row in rows(run, "groups.jsonl")] == 10 * places
-    for file in before:  # killed before the checkpoint of step 11, in the middle of a line
-        file.write_bytes(file.read_bytes() + b'{"step": 11, "rew')
+    assert not places or [row["place"] for row in rows(run, "groups.jsonl")] == 10 * places
     again = begun(run.folder, run.config)
     restore(again)
-    assert {file: file.read_bytes() for file in before} == before
-    assert (again.state["step"], again.stream.cursor) == (10, 21)
-    assert again.estimator.counts == run.estimator.counts
-    assert again.state == run.state and again.state["samples_total"] == 80
+    assert again.state == run.state and (run.state["step"], run.state["samples_total"]) == (10, 80)
+    assert (again.stream.cursor, again.estimator.counts) == (21, run.estimator.counts)
     assert [*Log(again).history] == [*log.history] == rows(run, "metrics.jsonl")[-3:]
 
 
@@ -187,7 +176,6 @@ def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, brok
                               finish=lambda: sent.append("finish"))
     setattr(package, broken, fail)
     monkeypatch.setitem(sys.modules, "wandb", package)
-    monkeypatch.setenv("WANDB_RUN_ID", "mine")
     run.config = replace(run.config, report_to="wandb")
     logged = Log(run)
     step(run, logged, 2)
@@ -195,10 +183,16 @@ def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, brok
     said = capsys.readouterr().out
     assert f"WARNING: wandb.{broken} failed: no network\\x07" in said and "continue it" in said
     assert len(rows(run, "metrics.jsonl")) == 2
-    steps = [call["train/step"] for call in sent if isinstance(call, dict)]
-    others = [call for call in sent if isinstance(call, str)]
-    assert steps == ([] if broken == "log" else [1, 2])
-    assert others == [call for call in ("init", "finish") if call != broken]
+    calls = [call if isinstance(call, str) else call["train/step"] for call in sent]
+    wanted = dict(init=["init"], log=[1, 2], finish=["finish"])
+    assert calls == sum((wanted[name] for name in wanted if name != broken), [])
+
+
+def test_a_tracker_that_is_not_installed_is_missed_before_anything_is_loaded(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--report-to", "wandb"])
+    assert "--report-to needs the package wandb: install it" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------ ended
@@ -229,8 +223,6 @@ THEN = [0, 0.25, 0.5, 1] * 10
 @pytest.mark.parametrize("then, now, words", [
     (THEN, [1] * 40, "The model is better than before the training, because"),
     (THEN, THEN[::-1], "There is no clear difference from before the training, because"),
-    (THEN, [0] * 40, "The model is worse than before the training, because"),
-    (THEN[:20], [1] * 20, "looks better than before the training, but little can be concluded"),
     (THEN[:20], [0] * 20, "looks worse than before the training, but little can be concluded")])
 def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, then, now, words):
     run.state["step"], run.config = 30, replace(run.config, steps=30)
@@ -264,26 +256,13 @@ def test_what_was_gained_is_said_of_each_held_out_set_and_of_rewards_of_ones_own
     answered(run, 0, b=[1] * 40, a=[-2.5, 4])
     answered(run, 30, a=[1], b=[0.5] * 40)
     Log(run).close()
-    first, second = [line for line in capsys.readouterr().out.splitlines() if "minus first" in line]
-    assert "reward on a, last evaluation minus first, question by question: +3.5 (no" in first
-    assert second == (
-        "held-out reward on b, last evaluation minus first, question by question: -0.5 (no "
-        "interval, because all problems have the same result). The model is worse than before the "
-        "training, because all problems have the same difference.")
+    said = capsys.readouterr().out
+    assert "reward on a, last evaluation minus first, question by question: +3.5 (no" in said
+    assert "reward on b, last evaluation minus first, question by question: -0.5 (no" in said
+    assert "The model is worse than before the training, because all problems have the" in said
 
 
 # ------------------------------------------------------------------ before the first step
-def test_every_phase_of_every_step_has_its_own_random_state():
-    def drawn(*parts):
-        rng = engines.seed_all(*parts)
-        return rng.random(), torch.rand(1).item(), numpy.random.rand()
-
-    first = drawn(0, 1, "training")
-    assert drawn(0, 1, "training") == first
-    for other in ((1, 1, "training"), (0, 2, "training"), (0, 1, "evaluation")):
-        assert all(a != b for a, b in zip(drawn(*other), first))
-
-
 def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, capsys):
     """The columns that --columns names are read in both files."""
     for name in ("mine", "other"):
@@ -301,5 +280,3 @@ def test_odd_golds_are_not_trained_on_and_stay_among_the_held_out(tmp_path, caps
     assert said.count("2 of 3 golds cannot be read by math-verify, such as '??'") == 2
     config = replace(config, reward="mine.py:score")  # decides alone what is right
     assert [*map(len, load_data(config, make.build_tokenizer(), grader)[:2])] == [3, 3]
-
-
