@@ -130,21 +130,16 @@ def test_an_exported_model_ends_its_answers_where_the_run_does(tmp_path):
                              config=dict(eos_token_id=347)).items():
         file = base / f"{name}.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    train_at_random(tmp_path / "runs" / "mine", str(base), size=1e-3, data="builtin",
-                    template="chat", max_tokens=64, max_prompt_tokens=256)
+    train_at_random(tmp_path / "runs" / "mine", str(base), size=1e-3, template="chat")
     export.export(str(tmp_path / "runs" / "mine"), tmp_path / "made")
-    same = "--data builtin --limit 40 --k 4 --template chat --max-tokens 64".split()
-    found = []
-    for flags in ("--adapter runs/mine", "--model made --max-prompt-tokens 256"):
-        said = run_program("eval.py", *flags.split(), *same, "--out", flags[2:7], cwd=tmp_path,
-                           env=dict(OMP_NUM_THREADS=1))
-        assert "an answer ends at <end_of_turn>, <|pad|>" in said
-        protocol = json.loads((tmp_path / flags[2:7] / "protocol.json").read_text())
-        assert protocol["stop"] == [346, 347]
-        found.append(lines(tmp_path / flags[2:7] / "eval.jsonl"))
-    right = [sum(row["reward"] for row in rows) / len(rows) for rows in found]
-    assert abs(right[0] - right[1]) < 0.05 < min(right)  # merging rounds, so few answers differ
-    assert all(sum(row["finish_reason"] == "stop" for row in rows) > 100 for rows in found)
+    flags = ("--model made --data builtin --limit 40 --k 4 --template chat --max-tokens 64 "
+             "--max-prompt-tokens 256 --out out")
+    said = run_program("eval.py", *flags.split(), cwd=tmp_path, env=dict(OMP_NUM_THREADS=1))
+    assert "an answer ends at <end_of_turn>, <|pad|>" in said
+    assert json.loads((tmp_path / "out/protocol.json").read_text())["stop"] == [346, 347]
+    rows = lines(tmp_path / "out/eval.jsonl")
+    assert sum(row["finish_reason"] == "stop" for row in rows) > 100
+    assert sum(row["reward"] for row in rows) > 0.05 * len(rows)
 
 
 def test_a_run_starts_from_a_model_that_a_run_has_made(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 import minirl
 from minirl import Row
 from models_small import policy, second, trained_weights
-from parts import evaluation, logprobs
+from parts import logprobs
 from parts.policy import make_optimizer
 from parts.routing_replay import note_routes
 from world import by_text, ready, settled, silent
@@ -98,22 +98,14 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 
 # ------------------------------------------------------------------------------ the loop
 def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
-    """From draws of its own: another run's are others, and another step's. And a reward that failed
-    is the worst of the whole evaluation."""
-    run, found = ready(steps=7, temperature=2.0, eval_k=1, seed=3), []
-    run.held_out = [SimpleNamespace(source="mine", id=str(q)) for q in range(4)]
-    run.state["step"] = 7
-    rows = [dict(data="mine", id=str(q), sample=0, reward=reward, finish_reason="stop", tokens=1,
-                 status="wrong" if reward else "raised")
-            for q, reward in enumerate([-5.0, None, -4.0, -0.5])]
-    monkeypatch.setattr(evaluation, "draw_samples", lambda *_, temperature, seed: (
-        found.append((temperature, seed)) or rows[::-1]))
+    """From draws of its own: another run's are others, and another step's."""
+    run, asked = ready(steps=7, temperature=2.0, seed=3), []
+    run.held_out, run.state["step"] = [], 7
+    monkeypatch.setattr(minirl, "evaluate", lambda *_, **how: asked.append(how) or [])
     monkeypatch.setattr(minirl, "draw_run", lambda folder: None)
-    logged = []
-    log = SimpleNamespace(evaluated=None, evaluation=logged.extend)
-    minirl.evaluate_if_due(run, log)
-    assert [row["reward"] for row in logged] == [-5.0, -5.0, -4.0, -0.5]
-    assert found == [(2.0, "3/7")] and run.events == ["clear"]  # a resumed run has an empty cache
+    minirl.evaluate_if_due(run, SimpleNamespace(evaluated=None, evaluation=lambda rows: None))
+    assert asked == [dict(temperature=2.0, seed="3/7")]
+    assert run.events == ["clear"]  # a resumed run has an empty cache
 
 
 @pytest.mark.parametrize("first, every, wanted", [

@@ -75,14 +75,12 @@ def with_model(weights: bool = True, **values):
 
 HOSTILE = dict(
     reward_elsewhere=configured(reward="elsewhere/program.py:score"),
-    reward_inside=configured(reward="runs/nice/program.py:score"),
     reward_at_home=configured(reward="~/program.py:score"),
     reward_odd=configured(reward=["elsewhere/program.py:score"]),
     template_absolute=lambda: configured(template=os.path.abspath("elsewhere/evil.jinja"))(),
     template_relative=configured(template="runs/nice/../../elsewhere/turns.json"),
     data=configured(data="elsewhere/data.jsonl", eval_data="elsewhere/data.jsonl"),
     data_held_out=configured(data="elsewhere/data.jsonl", eval_data="held-out"),
-    data_script=configured(data="elsewhere/program.py", eval_data="elsewhere/program"),
     base_of_adapter=adapted(base_model_name_or_path="model"),
     class_of_adapter=adapted(auto_mapping=dict(
         parent_library="elsewhere.program", base_model_class="It")),

@@ -244,12 +244,15 @@ def saved(checkpoint: str):
 @pytest.mark.parametrize("kind, saves", [("--full", [2, 3]), ("--lora-rank=4", [2, 4, 5])])
 def test_what_is_kept_is_evaluated(recipe, capsys, kind, saves):
     train(recipe, kind, "--steps", saves[-1], "--keep-every", 2, "--name", "run", "--stop", "?")
-    for file in Path("runs/run/checkpoints").glob("*/generation_config.json"):
-        assert json.loads(file.read_text())["eos_token_id"] == [30, 346]  # "?" and <|endoftext|>
-    assert [path.name for path in sorted(Path("runs/run/checkpoints").glob("step-*"))] == [
-        f"step-{step:06d}" for step in saves]
+    names = [f"runs/run/checkpoints/step-{step:06d}" for step in saves]
+    assert sorted(map(str, Path("runs/run/checkpoints").glob("step-*"))) == names
     command = capsys.readouterr().out.rpartition("evaluate it with ")[2]
     _, script, *flags = shlex.split(command.splitlines()[0])
+    if kind != "--full":  # an adapter has the flags of its run
+        assert flags == ["--adapter", names[-1]]
+        return
+    for file in Path("runs/run/checkpoints").glob("*/generation_config.json"):
+        assert json.loads(file.read_text())["eos_token_id"] == [30, 346]  # "?" and <|endoftext|>
     run_program(script, *flags, "--out", "out")
     assert len(lines("out/eval.jsonl")) == 8  # as many problems and samples as in the run
     assert json.loads(Path("out/protocol.json").read_text())["stop"] == [30, 346]
@@ -305,7 +308,6 @@ def test_a_prompt_has_n_rows_whatever_its_verdicts_are(recipe):
     ("--full --lora-rank 8", "lora_rank has no effect with full"),
     ("--sync adapter", "sync must be merge"),
     ("--log-groups all", "log_groups has no effect in TRL"),
-    # what shows later, but before the engine
     ('--trl {"num_generations":9}', "multiple values for keyword argument 'num_generations'"),
     ("--batch-prompts 6000", "5999 problems are fewer than one batch of 6000"),
 ])
