@@ -9,7 +9,7 @@ import pytest
 
 from ada_sampler import OPEN, RULES, Group, Sample, SamplerConfig, exit_test, set_advantages
 from helpers import ROOT
-from parts.config import OBJECTIVES, parse
+from parts.config import OBJECTIVES, Config, parse
 
 REPORTS = sorted((ROOT / "bench/results").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
@@ -70,16 +70,38 @@ def test_the_map_leads_to_functions_that_exist():
         "functions have another name in the code")
 
 
-@pytest.mark.parametrize("page, files", [
-    ("README.md", ["minirl.py"]), ("docs/method.md", ["minirl.py", "ada_sampler.py"])])
-def test_quoted_lines_are_lines_of_the_code(page, files):
-    quoted = "".join(blocks_of(page))
-    code = [line.split("#")[0].strip() for file in files
-            for line in (ROOT / file).read_text().splitlines()]
-    code += [line.replace("return ", "weight_T = ") for line in code]  # of importance_weight
-    assert quoted
-    assert [line for line in quoted.splitlines() if line.split("#")[0].strip() not in code] == [], (
-        f"{page} quotes these lines: copy them anew from {files}")
+def test_the_readme_has_the_lengths_flags_and_defaults_of_the_code():
+    """A length may differ by 5 %, so that a small change of a script is no change of the page."""
+    lengths = [(file, said) for said, file in re.findall(r"(\d+)\s+lines\]\((\S+\.py)\)", README)]
+    lengths += re.findall(r"\]\((\S+\.py)\) \((\d+) lines\)", README)
+    assert len(lengths) >= 4
+    for file, said in lengths:
+        lines = len((ROOT / file).read_text().splitlines())
+        assert abs(lines - int(said)) <= 0.05 * lines, f"{file} has {lines} lines"
+    program = [*ROOT.glob("*.py"), *ROOT.glob("parts/*.py"), *ROOT.glob("explorer/*.py")]
+    lines = sum(len(file.read_text().splitlines()) for file in program)
+    assert "whole program has 6,000 lines" in README and abs(lines - 6000) <= 300
+    flags = set(re.findall(r"--([a-z][\w-]*)", README))
+    assert flags and flags <= {name.replace("_", "-") for name in vars(Config())}
+    c = Config()
+    for said in (f"M = {SamplerConfig.M} answers", f"N = {c.N} rounds", f"n = {c.n} answers",
+                 f"> {1 + c.eps_high:g}", f"< {1 - c.eps_low:g}", rf"\mu}}, {c.weight_cap:g}\r"):
+        assert said in README, f"README.md says something else than {said}"
+
+
+def test_the_pages_of_docs_stay_short():
+    """Without code and the targets of links."""
+    text = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    words = re.sub(r"```.*?```|\]\([^)]*\)", " ", text, flags=re.S).split()
+    assert sum(bool(re.search("[A-Za-z]", word)) for word in words) <= 14_000
+
+
+def test_quoted_lines_are_lines_of_the_code():
+    code = {line.split("#")[0].strip() for file in ("minirl.py", "ada_sampler.py")
+            for line in (ROOT / file).read_text().splitlines()}
+    quoted = "".join(blocks_of("docs/method.md")).splitlines()
+    assert quoted and [line for line in quoted if line.split("#")[0].strip() not in code] == [], (
+        "docs/method.md quotes these lines: copy them anew from the code")
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "walkthrough.ipynb"], ids=lambda page: page.name)
