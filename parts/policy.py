@@ -184,9 +184,8 @@ def load_adapter(path: str, adapter: str, dtype: str):
     except Exception as error:  # torch, PEFT and safetensors raise other kinds
         reason = " ".join(str(error).split())
     if reason:
-        base = shown(made.get("base_model_name_or_path"))
-        raise SystemExit(f"The adapter {shown(adapter)} (rank {shown(made.get('r'))}, for {base}) "
-                         f"does not fit the model {shown(path)}: {shown(reason)}.")
+        raise SystemExit(f"The adapter {shown(adapter)} of rank {shown(made.get('r'))} does not "
+                         f"fit the model {shown(path)}: {shown(reason)}.")
     return policy, made["r"]
 
 
