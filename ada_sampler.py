@@ -344,15 +344,6 @@ def collect(
     return collector.groups
 
 
-def fill_missing(rewards: list[float]) -> list[float]:
-    """The rewards of a step. NaN (the grader failed) becomes the lowest of them, and at most 0.
-
-    So an answer gains nothing if it makes the grader fail, even if rewards are negative.
-    """
-    worst = min([0.0, *(r for r in rewards if not math.isnan(r))])
-    return [worst if math.isnan(r) else r for r in rewards]
-
-
 class Collector:
     """One step's groups, and the loop that advances them.
 

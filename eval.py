@@ -29,8 +29,7 @@ from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_nu
                           require_effect, with_home)
 from parts.data import (HELD_OUT, Problem, check_golds, digest, expand, fingerprint, is_own,
                         load_problems, require_sets)
-from parts.evaluation import (compare, draw_samples, in_order, means_Q, report_all,
-                              with_rewards)
+from parts.evaluation import compare, draw_samples, in_order, means_Q, report_all, say_lost
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
 from parts.grader import NO_VERDICT, PART, require_function
 from parts.machine import Machine, this_machine
@@ -218,10 +217,9 @@ def show_results(title: str, rows: list[dict], protocol: dict) -> dict:
             print(f"  {parts}")
     if len(summary["sets"]) > 1:
         print(f"weighted: {interval(summary['weighted'], unit)}")
-    failed = [row for row in rows if row["status"] in NO_VERDICT]
-    for row in failed[:1]:  # because they are no wrong answers
-        print(f"WARNING: no verdict on {len(failed)} of {len(rows)} answers, such as answer "
-              f"{row['sample']} of {shown(row['id'])}: {row['status']}, {shown(row['why'])}")
+    for row in [row for row in rows if row["status"] in NO_VERDICT][:1]:
+        print(f"WARNING: {say_lost(summary['sets'].values())}, such as answer {row['sample']} of "
+              f"{shown(row['id'])}: {row['status']}, {shown(row['why'])}")
     return summary
 
 
@@ -248,9 +246,9 @@ def main(argv: list[str] | None = None) -> None:
     with take(folder):
         require_same_protocol(folder / "protocol.json", protocol)
         sample_missing(problems, protocol, folder)
-        rows = with_rewards(stored(folder / "eval.jsonl", problems, k))
+        rows = stored(folder / "eval.jsonl", problems, k)
         if flags.base:
-            of_base = with_rewards(stored(folder / "base.jsonl", problems, k))
+            of_base = stored(folder / "base.jsonl", problems, k)
             base = show_results("the base model", of_base, protocol)
         summary = show_results("with the adapter" if flags.adapter else "results", rows, protocol)
         if flags.base:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from parts.files import read_rows, replacing
-from parts.grader import NO_VERDICT, PART
+from parts.grader import PART, lost
 from parts.run_folder import settings
 from parts.text import shown
 
@@ -97,8 +97,8 @@ def shares(counts: dict | None) -> dict:
     if not counts:
         return {}
     total = sum(counts.values())
-    failed = sum(counts.get(status, 0) for status in NO_VERDICT)
-    return dict(share_no_box=counts.get("no_box", 0) / total, share_no_verdict=failed / total)
+    return dict(share_no_box=counts.get("no_box", 0) / total,
+                share_no_verdict=lost(counts) / total)
 
 
 def what_differs(runs: list[dict]) -> list[str]:
@@ -174,7 +174,7 @@ def draw_lines(ax, rows, keys, log_scale=False) -> None:
 
 def draw_accuracy(ax, evals) -> None:
     """One line per data set with its interval. The dotted line is its first value."""
-    sets = dict.fromkeys(row["data"] for row in evals)
+    sets = dict.fromkeys(row["data"] for row in evals if "avg" in row)  # else nothing was judged
     for color, data in zip(itertools.cycle(COLORS), sets):
         rows = [row for row in evals if row["data"] == data]
         xs, ys = series(rows, "avg")

@@ -1,6 +1,7 @@
 """Evaluation, shared by minirl.py and eval.py: k answers to every problem, and their statistics.
 
 Results are computed from rows `in_order`, k answers per question. _Q: one entry per question.
+An answer without a verdict, as in training, is no sample of the policy, so it counts for nothing.
 """
 import math
 import random
@@ -10,16 +11,16 @@ from itertools import groupby
 import numpy as np
 from tqdm import tqdm
 
-from ada_sampler import fill_missing
 from parts.data import MEASURED, expand
-from parts.grader import NO_VERDICT, mean_parts
+from parts.files import finite
+from parts.grader import NO_VERDICT, lost, mean_parts
+from parts.text import counted
 
 
 # ----------------------------------------------------------------------------------------- sampling
 def evaluate(engine, grader, problems, k: int, max_tokens: int, **how) -> list[dict]:
-    """k answers to every problem, in order and with rewards. `how`: see `draw_samples`."""
-    samples = draw_samples(engine, grader, problems, k, max_tokens, **how)
-    return with_rewards(in_order(samples, problems, k))
+    """k answers to every problem, in order. `how`: see `draw_samples`."""
+    return in_order(draw_samples(engine, grader, problems, k, max_tokens, **how), problems, k)
 
 
 def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.0, seed=""):
@@ -61,10 +62,11 @@ def require_numbers(rollout) -> None:
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
-    """A line of eval.jsonl. The reward is NaN if the grader failed; then `why` says how."""
+    """A line of eval.jsonl. The reward is None if the grader failed; then `why` says how."""
     row = dict(data=problem.source, id=problem.id, sample=s, gold=problem.answer,
-               reward=verdict.reward, status=verdict.status, finish_reason=rollout.finish_reason,
-               tokens=len(rollout.token_ids), text=rollout.text) | verdict.parts
+               reward=finite(verdict.reward), status=verdict.status,
+               finish_reason=rollout.finish_reason, tokens=len(rollout.token_ids),
+               text=rollout.text) | verdict.parts
     if verdict.status in NO_VERDICT:
         row["why"] = verdict.why
     if problem.level:
@@ -76,12 +78,6 @@ def in_order(rows, problems, k: int) -> list[dict | None]:
     """The rows of all answers, k per question, in order; None if a row is missing."""
     drawn = {(row["data"], row["id"], row["sample"]): row for row in rows}
     return [drawn.get((problem.source, problem.id, s)) for problem in problems for s in range(k)]
-
-
-def with_rewards(rows: list[dict]) -> list[dict]:
-    """The rows. If the grader failed, the reward is 0, or the lowest of all if this is negative."""
-    rewards = [math.nan if row["status"] in NO_VERDICT else row["reward"] for row in rows]
-    return [row | dict(reward=reward) for row, reward in zip(rows, fill_missing(rewards))]
 
 
 # --------------------------------------------------------------------------------------- statistics
@@ -98,8 +94,9 @@ def bootstrap(sets: list, weights: list | None = None, resamples=4000, seed=0) -
 
     Questions are resampled within each set. For differences of two models on the same questions,
     this is the paired interval. With fewer than about 30 questions it is too narrow, and if all
-    values are equal it is a point.
+    values are equal it is a point. All is NaN if a set is empty.
     """
+    sets = [list(values) or [math.nan] for values in sets]
     rng, total = np.random.default_rng(seed), np.zeros(resamples)
     weights = np.ones(len(sets)) if weights is None else np.array(weights, float)
     for value_Q, weight in zip(map(np.asarray, sets), weights / weights.sum()):
@@ -111,9 +108,20 @@ def bootstrap(sets: list, weights: list | None = None, resamples=4000, seed=0) -
     return dict(avg=avg, ci_low=low, ci_high=high)
 
 
-def means_Q(rows: list[dict], k: int) -> list[float]:
-    """avg@k of each question."""
-    return [sum(row["reward"] for row in rows[i:i + k]) / k for i in range(0, len(rows), k)]
+def judged_Q(rows: list[dict], k: int) -> list[list[dict]]:
+    """Of each question, the answers with a verdict."""
+    return [[row for row in rows[i:i + k] if row["reward"] is not None]
+            for i in range(0, len(rows), k)]
+
+
+def means_Q(rows: list[dict], k: int) -> list[float | None]:
+    """avg@k of each question; None if no answer to it has a verdict."""
+    return [sum(row["reward"] for row in answers) / len(answers) if answers else None
+            for answers in judged_Q(rows, k)]
+
+
+def without_none(values_Q: list[float | None]) -> list[float]:
+    return [value for value in values_Q if value is not None]
 
 
 def report(rows: list[dict], k: int) -> dict:
@@ -121,19 +129,37 @@ def report(rows: list[dict], k: int) -> dict:
 
     avg is a mean of rewards, and reward/NAME is the mean of one of their parts. correct and pass
     count answers with the status "correct". With rewards of 0 and 1, avg and correct are equal.
+    A question without any verdict is left out. If none has one, the means are NaN.
     """
-    right = [row["status"] == "correct" for row in rows]
-    right_Q = [sum(right[i:i + k]) for i in range(0, len(rows), k)]
+    answers_Q = [answers for answers in judged_Q(rows, k) if answers]
+    judged, questions = sum(answers_Q, []), len(rows) // k
+    count = len(judged) or math.nan
+    right_Q = [sum(row["status"] == "correct" for row in answers) for answers in answers_Q]
+
+    def pass_at(j: int) -> float:
+        of_Q = [pass_at_k(len(answers), right, min(j, len(answers)))  # it may have fewer verdicts
+                for answers, right in zip(answers_Q, right_Q)]
+        return float(np.mean(of_Q or math.nan))
+
     js = sorted({k, *(2**i for i in range(k.bit_length()))})
     verdicts = Counter(row["status"] for row in rows)
-    return bootstrap([means_Q(rows, k)]) | {
-        "k": k, "questions": len(right_Q), "correct": sum(right) / len(rows),
-        "pass": {j: float(np.mean([pass_at_k(k, c, j) for c in right_Q])) for j in js},
-        "no_box": verdicts["no_box"] / len(rows),
+    return bootstrap([without_none(means_Q(rows, k))]) | {
+        "k": k, "questions": questions, "left_out": questions - len(answers_Q),
+        "correct": sum(right_Q) / count, "pass": {j: pass_at(j) for j in js},
+        "no_box": verdicts["no_box"] / count,
         "truncated": sum(row["finish_reason"] == "length" for row in rows) / len(rows),
-        "verifier_failures": sum(verdicts[status] for status in NO_VERDICT) / len(rows),
+        "verifier_failures": lost(verdicts) / len(rows),
         "response_length": sum(row["tokens"] for row in rows) / len(rows),
-        "verdicts": dict(verdicts)} | mean_parts(rows)
+        "verdicts": dict(verdicts)} | mean_parts(judged)
+
+
+def say_lost(reports: list[dict]) -> str:
+    """`no verdict on 3 of 64 answers, 1 question left out`; "" if there is a verdict on each."""
+    failed = sum(lost(one["verdicts"]) for one in reports)
+    asked = sum(sum(one["verdicts"].values()) for one in reports)
+    left_out = sum(one["left_out"] for one in reports)
+    without = f", {counted(left_out, 'question')} left out" if left_out else ""
+    return f"no verdict on {failed} of {asked} answers{without}" if failed else ""
 
 
 def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
@@ -153,19 +179,21 @@ def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
         sets[name] = report(of_set, k) | {"levels": {
             level: report([row for row in of_set if row.get("level") == level], k)
             for level in sorted(levels, key=lambda level: (len(level), level))}}  # 2 before 10
-        means.append(means_Q(of_set, k))
+        means.append(without_none(means_Q(of_set, k)))
     return dict(sets=sets, weighted=bootstrap(means, list(weights.values())))
 
 
-def compare(rows: list[dict], k: int, before_Q: list[float], weights: dict[str, float]) -> dict:
+def compare(rows: list[dict], k: int, before_Q: list, weights: dict[str, float]) -> dict:
     """Name of a set -> mean change of avg@k since `before_Q`, its paired interval, counts.
 
     Both models have the same questions, so the difficulty cancels, and the interval is much
-    narrower than the separate intervals suggest.
+    narrower than the separate intervals suggest. A question without a verdict, now or before, is
+    left out.
     """
     changes = {name: [] for name in weights}
     for row, after, before in zip(rows[::k], means_Q(rows, k), before_Q, strict=True):
-        changes[row["data"]].append(after - before)
+        if after is not None and before is not None:
+            changes[row["data"]].append(after - before)
     results = {name: bootstrap([values]) for name, values in changes.items()}
     if len(results) > 1:
         results["weighted"] = bootstrap(list(changes.values()), list(weights.values()))

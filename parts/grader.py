@@ -62,6 +62,11 @@ def verdict(status: str, why: str, reward: float = math.nan, parts: dict = {}) -
     return Verdict(reward, status, why, parts)
 
 
+def lost(verdicts: dict[str, int]) -> int:
+    """How many answers have no verdict, by the number of answers of each status."""
+    return sum(verdicts.get(status, 0) for status in NO_VERDICT)
+
+
 # ------------------------------------------------------------------------------------ in a worker
 def serve() -> None:
     """The main loop of a worker. It ends when its client closes the socket that is its stdin."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from parts.config import Config, settings_of
-from parts.evaluation import compare, report_by_set
+from parts.evaluation import compare, means_Q, report_by_set, say_lost
 from parts.files import append, read_rows
+from parts.grader import lost
 from parts.machine import out_of_memory
 from parts.metrics import PATIENCE, group_row, warn, why_broken
 from parts.run_folder import saved_so_far
@@ -30,7 +31,7 @@ class Log:
         self.run, self.config, self.folder = run, run.config, run.folder
         self.history = deque(read_rows(run.folder / "metrics.jsonl"), maxlen=PATIENCE)
         evals = list(read_rows(run.folder / "eval.jsonl"))
-        self.held_out = {row["data"]: row["avg"] for row in evals}
+        self.held_out = {row["data"]: row["avg"] for row in evals if row["avg"] is not None}
         self.evaluated = evals[-1]["step"] if evals else None  # the last step with an evaluation
         self.tracker, name = None, run.config.name
         if run.config.report_to != "none":  # trackio or wandb, which have the same functions
@@ -54,10 +55,11 @@ class Log:
             append(self.folder / "groups.jsonl",
                    group_row(step, group, self.run.engine.tokenizer))
         shares = ", ".join(f"{avg:.2f}" for avg in self.held_out.values())
+        failed = lost(metrics["verdicts"])
         self.bar.set_postfix_str(
             f"reward {metrics.get('reward_first_round', math.nan):.2f}  held-out {shares}  "
-            f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}",
-            refresh=False)
+            f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}"
+            + (f"  no verdict {failed}" if failed else ""), refresh=False)
         self.bar.update()
         warn(row, groups, self.config)
         return why_broken(self.history, self.run.policy.loss_scale)
@@ -100,12 +102,11 @@ class Log:
 
 def answer_row(step: int, problem, answers: list[dict], sets: list[str]) -> dict:
     """A held-out problem: mean reward, number of right answers, first answer."""
-    first = answers[0]
+    first, (reward,) = answers[0], means_Q(answers, len(answers))
     return dict(
         step=step, data=first["data"] if len(sets) > 1 else sets[0], id=problem.id,
         level=problem.level, problem=problem.problem, gold=problem.answer,
-        reward=sum(row["reward"] for row in answers) / len(answers),
-        right=sum(row["status"] == "correct" for row in answers), k=len(answers),
+        reward=reward, right=sum(row["status"] == "correct" for row in answers), k=len(answers),
         status=first["status"], text=first["text"])
 
 
@@ -113,10 +114,10 @@ def evaluation_line(name: str, result: dict, config: Config, state: dict) -> str
     """The printed line. `name` is one of several sets. With --reward avg@k is no share."""
     where = f" on {shown(name)}" if name else ""
     above = f", {result['correct']:.1%} above the threshold" if config.reward else ""
-    lost = result["verifier_failures"]  # they are no wrong answers
-    lost = f", WARNING: {lost:.1%} without a verdict" if lost else ""
+    failed = say_lost([result])
+    failed = f", WARNING: {failed}" if failed else ""
     return (f"step {state['step']:5d}   held-out avg@{config.eval_k}{where} "
-            f"{interval(result, unit_of(config.reward))}{above}{lost}   "
+            f"{interval(result, unit_of(config.reward))}{above}{failed}   "
             f"{state['samples_total']:,} samples, {state['seconds_total']:,.0f} s of training")
 
 

@@ -45,8 +45,9 @@ def difference(one: dict, unit: str) -> str:
 
 def direction(one: dict) -> str:
     """`better`, `worse`, or `no clear difference` if the 95% interval contains 0."""
-    low, high = one["ci_low"], one["ci_high"]
-    return "no clear difference" if low <= 0 <= high else "better" if low > 0 else "worse"
+    if one["ci_low"] > 0:
+        return "better"
+    return "worse" if one["ci_high"] < 0 else "no clear difference"  # also if nothing was judged
 
 
 def verdict(one: dict, than: str) -> str:

@@ -69,27 +69,77 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(ca
 STATUSES = ["correct", "wrong", "wrong", "no_box", "empty", "unparseable", "timeout", "killed"]
 
 
+LOST = ("timeout", "killed", "raised", "no_number")
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_report_against_its_raw_rows(k):
-    """Also with rewards of one's own: right is the verdict, and not the sign of the reward."""
+    """Also with rewards of one's own: right is the verdict, and not the sign of the reward.
+    Whatever has no verdict counts for nothing, and a question without any is left out."""
     rng = random.Random(k)
     rows = [row | dict(reward=rng.uniform(-1, 1), status=rng.choice(STATUSES),
                        tokens=rng.randint(1, 9), finish_reason=rng.choice(["stop", "length"]))
             for row in rows_of([[0] * k] * 9)]
-    own = [rows[i:i + k] for i in range(0, 9 * k, k)]
-    right = [sum(row["status"] == "correct" for row in one) for one in own]
-    passed = {j: mean(pass_at_k(k, c, j) for c in right) for j in {1, 2, 4, 8, k} if j <= k}
+    for row in rows:
+        row["reward"] = None if row["status"] in LOST else row["reward"]
+    own = [[row for row in rows[i:i + k] if row["status"] not in LOST] for i in range(0, 9 * k, k)]
+    judged = sum(own, [])
+    assert 0 < len(judged) < len(rows) and (k > 1 or [] in own)
+    right = [(len(one), sum(row["status"] == "correct" for row in one)) for one in own if one]
+    passed = {j: mean(pass_at_k(n, c, min(j, n)) for n, c in right)
+              for j in {1, 2, 4, 8, k} if j <= k}
 
-    def share(key, *values):
+    def share(rows, key, *values):
         return mean(row[key] in values for row in rows)
 
-    means = [sum(row["reward"] for row in one) / k for one in own]
+    means = [sum(row["reward"] for row in one) / len(one) for one in own if one]
     assert report(rows, k) == bootstrap([means]) | {"pass": pytest.approx(passed)} | dict(
-        k=k, questions=9, correct=share("status", "correct"), no_box=share("status", "no_box"),
-        truncated=share("finish_reason", "length"),
-        verifier_failures=share("status", "timeout", "killed"),
+        k=k, questions=9, left_out=own.count([]), correct=share(judged, "status", "correct"),
+        no_box=share(judged, "status", "no_box"), truncated=share(rows, "finish_reason", "length"),
+        verifier_failures=share(rows, "status", *LOST),
         response_length=mean(row["tokens"] for row in rows),
         verdicts=Counter(row["status"] for row in rows))
+
+
+@pytest.mark.parametrize("lost", [[(0, 0)], [(1, 0), (1, 1), (1, 2), (1, 3)], [(2, 3), (3, 0)]])
+def test_answers_without_a_verdict_count_as_if_they_had_not_been_asked_for(lost):
+    """In accuracy, interval, parts, levels, weighted mean and paired difference."""
+    rows, kept = rows_of(A) + rows_of(B, "b"), rows_of(A) + rows_of(B, "b")
+    for row in (*rows, *kept):
+        row["reward/part"] = row["reward"] / 2
+    for q, s in lost:
+        rows[4 * q + s] |= dict(reward=None, status="raised", why="")
+        del rows[4 * q + s]["reward/part"]
+        kept[4 * q + s] = None
+    of_Q = [[row for row in kept[i:i + 4] if row] for i in range(0, 28, 4)]
+    means = [[mean(row["reward"] for row in one) for one in part if one]
+             for part in (of_Q[:4], of_Q[4:])]
+    summary = report_all(rows, 4, dict(a=2, b=1))
+    for name, some in zip("ab", means):
+        found = summary["sets"][name]
+        assert found | bootstrap([some]) == found and found["questions"] - found["left_out"] == (
+            len(some))
+        assert found["reward/part"] == pytest.approx(found["correct"] / 2)
+    assert summary["weighted"] == bootstrap(means, [2, 1])
+    before = [mean(question) for question in B + A]  # other results to the same seven questions
+    for now, then in ((rows, before), (rows_of(B + A), evaluation.means_Q(rows, 4))):
+        now = [row | dict(data="a") for row in now]
+        changed = compare(now, 4, then, dict(a=1))["a"]
+        both = [a - b for a, b in zip(evaluation.means_Q(now, 4), then) if None not in (a, b)]
+        assert changed | bootstrap([both]) == changed and changed["questions"] == len(both)
+
+
+def test_an_evaluation_without_any_verdict_has_no_accuracy(capsys):
+    """It is neither 0 nor the end of a run: not even the changes since then have a direction."""
+    rows = [row | dict(reward=None, status="killed", why="out of memory") for row in rows_of(A)]
+    protocol = dict(k=4, reward="", weights=dict(a=1))
+    one = evaluation.show_results("title", rows, protocol)["sets"]["a"]
+    assert {str(one[key]) for key in ("avg", "ci_low", "correct", "no_box")} == {"nan"}
+    assert {str(value) for value in one["pass"].values()} == {"nan"} and one["left_out"] == 4
+    said = capsys.readouterr().out
+    assert "WARNING: no verdict on 16 of 16 answers, 4 questions left out, such as" in said
+    changed = compare(rows, 4, [0.5] * 4, dict(a=1))
+    assert "There is no clear difference" in evaluation.show_comparison(changed, ".1%")
 
 
 # ---------------------------------------------------------------------------------------- intervals
@@ -252,8 +302,8 @@ def test_stopped_at_any_byte_it_ends_as_if_it_had_not_been(whole, data):
     assert stored(stopped) == stored(whole)
 
 
-def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
-    """Nobody gains by breaking it: also in a folder that was continued."""
+def test_a_failed_reward_counts_for_nothing(tmp_path, capsys):
+    """Also in a folder that was continued, and where the other rewards are negative."""
     golds, file = dict(a=["-5", "-4", "nan", "-3"], b=["nan", "-1", "-2"]), tmp_path / "eval.jsonl"
     problems = [question(f"{name}/{i}", gold, name) for name in golds
                 for i, gold in enumerate(golds[name])]
@@ -262,15 +312,19 @@ def test_a_failed_reward_is_the_worst_of_the_whole_evaluation(tmp_path, capsys):
         rows = stored(file, problems, 1)
         assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
         protocol = dict(k=1, reward="x", weights=dict(a=1, b=1))
-        summary = evaluation.show_results("title", evaluation.with_rewards(rows), protocol)
+        summary = evaluation.show_results("title", rows, protocol)
         sets = [summary["sets"][name] for name in "ab"]
-        assert [one["avg"] for one in sets] == [-17 / 4, -8 / 3]
+        assert [one["avg"] for one in sets] == [-4, -3 / 2] and summary["weighted"]["avg"] == -2.75
         assert [one["verifier_failures"] for one in sets] == [1 / 4, 1 / 3]
-        assert sets[0]["reward/half"] == (-5 - 4 + 0 - 3) / 8  # a part that is missing is 0
+        assert sets[0]["reward/half"] == -2
         said = capsys.readouterr().out
-        assert "WARNING: no verdict on 2 of 7 answers, such as " in said
-        assert "\n  reward/half -1.5, reward/rest -1.5\n" in said
+        assert ("WARNING: no verdict on 2 of 7 answers, 2 questions left out, such as answer 0 of "
+                "a/2: raised, because") in said
+        assert "\n  reward/half -2, reward/rest -2\n" in said
         file.write_text("".join(file.read_text().splitlines(True)[:3]) + '{"data": "a", "rew')
+    grader = Grader(lambda key, problem, rollout: float(problem.answer))
+    again = evaluate(Engine(), grader, problems, 1, 9)
+    assert report_all(again, 1, dict(a=1, b=1)) == summary  # in a training the same
 
 
 # ------------------------------------------------------------------- the evaluations of a training

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from ada_sampler import Group
+from explorer.panels import drawn_rows, figure_of
 from helpers import lines
 from minirl import Run
 from models import make
 from parts import files, log
 from parts.config import Config, parse, parse_flags
-from parts.data import Stream, load_data
+from parts.data import Problem, Stream, load_data
 from parts.evaluation import bootstrap
 from parts.log import Log
 from parts.run_folder import restore, save
@@ -51,7 +52,7 @@ def groups(count):
 
 def metrics_of(**changes):
     return dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5,
-                reward_first_round=0.5, zero_signal=0) | changes
+                reward_first_round=0.5, zero_signal=0, verdicts=dict(wrong=8)) | changes
 
 
 # ------------------------------------------------------------------------------ the last words
@@ -165,6 +166,44 @@ def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(r
     assert Log(again).evaluated == (2 if complete else None)
 
 
+# ------------------------------------------------------------------------------ no verdict
+@pytest.mark.parametrize("verdicts, said", [
+    (dict(correct=5, no_box=3), ""), (dict(wrong=7, timeout=1), "no verdict 1"),
+    (dict(correct=1, killed=2, raised=3, no_number=2), "no verdict 7")])
+def test_the_line_of_a_step_says_how_many_answers_have_no_verdict(run, verdicts, said):
+    logged = Log(run)
+    run.state["step"] += 1
+    logged.step(groups(3), metrics_of(verdicts=verdicts))
+    assert "reward 0.50" in logged.bar.postfix
+    assert logged.bar.postfix.partition("no gradient 0%")[2].strip() == said
+
+
+@pytest.mark.parametrize("failed, avg, said", [
+    ([], 0.5, ""), ([3], 0.5, "WARNING: no verdict on 1 of 4 answers  "),
+    ([2, 3], 1.0, "WARNING: no verdict on 2 of 4 answers, 1 question left out"),
+    ([0, 1, 2, 3], None, "WARNING: no verdict on 4 of 4 answers, 2 questions left out")])
+def test_the_line_of_an_evaluation_says_how_many_answers_have_no_verdict(
+        run, capsys, failed, avg, said):
+    """Not even an evaluation without any verdict ends a run, or a resumed one."""
+    problems = [Problem("?", "1", name, "a") for name in ("p", "q")]
+    run.held_out, run.config = problems, replace(run.config, eval_k=2, eval_data="a")
+    answers = [dict(data="a", id=name, sample=s, reward=1.0 - (name == "q"), tokens=3, text="",
+                    status="correct" if name == "p" else "wrong", finish_reason="stop")
+               for name in ("p", "q") for s in range(2)]
+    answers[1]["reward"] = 1.0
+    for i in failed:
+        answers[i] |= dict(reward=None, status="raised", why="")
+    for logged in (Log(run), Log(run)):
+        logged.evaluation(answers)
+        run.state["step"] += 1
+        logged.step(groups(1), metrics_of())
+        assert said in capsys.readouterr().out and rows(run, "eval.jsonl")[-1]["avg"] == avg
+    rewards = [row["reward"] for row in rows(run, "answers.jsonl")[-2:]]
+    assert rewards == [None if {0, 1} <= {*failed} else 1, None if {2, 3} <= {*failed} else 0]
+    drawn = [drawn_rows(run.folder / f"{name}.jsonl") for name in ("metrics", "eval")]
+    assert figure_of(dict(name="mine", config={}, metrics=drawn[0], evals=drawn[1])).axes
+
+
 # ------------------------------------------------------------------------------ a tracker
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
 def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, broken):
@@ -223,14 +262,17 @@ THEN = [0, 0.25, 0.5, 1] * 10
 @pytest.mark.parametrize("then, now, words", [
     (THEN, [1] * 40, "The model is better than before the training, because"),
     (THEN, THEN[::-1], "There is no clear difference from before the training, because"),
-    (THEN[:20], [0] * 20, "looks worse than before the training, but little can be concluded")])
+    (THEN[:20], [0] * 20, "looks worse than before the training, but little can be concluded"),
+    ([None, *THEN], [1, *[0] * 40], "is worse than before the training, because"),
+    ([1, *THEN], [None, *[1] * 40], "is better than before the training, because")])
 def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, then, now, words):
     run.state["step"], run.config = 30, replace(run.config, steps=30)
-    for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):
+    for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):  # None: no verdict
         answered(run, step, a=rewards)
     Log(run).close()
     said = capsys.readouterr().out
-    change = bootstrap([[after - before for before, after in zip(then, now)]])
+    change = bootstrap([[after - before for before, after in zip(then, now)
+                         if None not in (before, after)]])
     numbers = [f"{100 * change[key]:+.1f}" for key in ("avg", "ci_low", "ci_high")]
     assert ("held-out accuracy, last evaluation minus first, question by question, in points: "
             "{} [{}, {}]".format(*numbers)) in said and words in said
