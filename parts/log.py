@@ -138,7 +138,8 @@ def timed(seconds: dict, phase: str):
 # ------------------------------------------------------------------------------ ended
 def show_gain(folder: Path, last: int, reward: str) -> None:
     """Print the change between the first and the last evaluation, paired by problem."""
-    rows = [row for row in read_rows(folder / "answers.jsonl") if row["step"] in (0, last)]
+    rows = [row for row in read_rows(folder / "answers.jsonl")
+            if row["step"] in (0, last) and row["reward"] is not None]  # None: no verdict
     before = {(row["data"], row["id"]): row for row in rows if row["step"] == 0}
     after = [row for row in rows if row["step"] == last and (row["data"], row["id"]) in before]
     if not after:
