@@ -133,7 +133,7 @@ def restore(run) -> None:
     The learning rate stays that of `run.optimizer`, because --resume may change it.
     """
     import torch
-    from peft import set_peft_model_state_dict
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     if not checkpoints(run.folder):
@@ -146,6 +146,9 @@ def restore(run) -> None:
         sizes = state.pop("logs")
         sizes = {log: min(sizes.get(log.name, 0), log.stat().st_size)
                  for log in logs_of(run.folder)}
+        new = get_peft_model_state_dict(run.policy, save_embedding_layers=False)
+        if weights.keys() != new.keys():  # PEFT would leave the missing layers as they are
+            raise ValueError("its layers are not those of the run's adapter")
         set_peft_model_state_dict(run.policy, weights)
         groups = run.optimizer.state_dict()["param_groups"]
         run.optimizer.load_state_dict(stored["optimizer"] | dict(param_groups=groups))

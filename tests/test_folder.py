@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from helpers import files_of_at_most, lines
 from models_small import one_layer
@@ -283,6 +284,22 @@ def test_a_damaged_checkpoint_says_so_and_the_one_before_is_there(learning, save
         run_folder.restore(run_in(saved.parents[1], learning))
     file.write_bytes(whole)
     assert "\n" not in str(ended.value)
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda weights: dict([*weights.items()][1:]),  # a layer is missing
+    lambda weights: {name.replace("model.model.", "model."): w for name, w in weights.items()},
+    lambda weights: weights | dict(other=torch.zeros(1)), lambda _: dict(other=torch.zeros(1))])
+def test_a_run_does_not_go_on_with_an_adapter_of_other_layers(tmp_path, learning, saved, spoil):
+    """PEFT would keep what it does not find, so the run would begin again without a word."""
+    place = shutil.copytree(saved, tmp_path / "checkpoints" / saved.name)
+    file = place / "adapter_model.safetensors"
+    weights = load_file(file)
+    save_file(spoil(weights), file)
+    with pytest.raises(SystemExit, match="step-000002 is damaged .ValueError: its layers are not"):
+        run_folder.restore(run_in(tmp_path, learning))
+    save_file(weights, file)
+    run_folder.restore(run_in(tmp_path, learning))
 
 
 @pytest.mark.parametrize("file",
