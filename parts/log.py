@@ -18,7 +18,7 @@ from parts.files import append, read_rows
 from parts.grader import lost
 from parts.machine import out_of_memory
 from parts.metrics import PATIENCE, group_row, warn, why_broken
-from parts.run_folder import saved_so_far
+from parts.run_folder import read_config, saved_so_far
 from parts.text import difference, interval, quiet_end, shown, unit_of, verdict
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -33,13 +33,17 @@ class Log:
         evals = list(read_rows(run.folder / "eval.jsonl"))
         self.held_out = {row["data"]: row["avg"] for row in evals if row["avg"] is not None}
         self.evaluated = evals[-1]["step"] if evals else None  # the last step with an evaluation
-        self.tracker, name = None, run.config.name
+        self.tracker = None
         if run.config.report_to != "none":  # trackio or wandb, which have the same functions
-            os.environ.setdefault("WANDB_RUN_ID", name)  # so that a resumed run goes on there
+            # A resumed run goes on there. A new one of the same name, perhaps by a colleague, with
+            # whom the project is shared, must not.
+            began = read_config(run.folder)["starts"][0]["time"][:19].replace(":", "")
+            name = f"{run.config.name}-{began}"
+            os.environ.setdefault("WANDB_RUN_ID", name)
             self.tracker = importlib.import_module(run.config.report_to)
             self.track("init", project="minirl", name=name, config=settings_of(run.config),
                        resume="allow")
-        self.bar = tqdm(initial=run.state["step"], total=run.config.steps, desc=name)
+        self.bar = tqdm(initial=run.state["step"], total=run.config.steps, desc=run.config.name)
 
     def step(self, groups, metrics: dict) -> str:
         """A line for the step, one per recorded prompt. Returns why the run has to end, or ""."""
