@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """Whatever ran before, a test finds the same random states."""
+    """Each test finds the same random states, whatever ran before."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
@@ -46,6 +46,6 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def environment():
-    """What a test, or what it calls, sets in the environment is gone after it."""
+    """Variables that a test or the code under test sets are gone after it."""
     with mock.patch.dict(os.environ):
         yield

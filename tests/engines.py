@@ -25,7 +25,7 @@ def inspect_here() -> None:
 
 @contextlib.contextmanager
 def serve(folder, **options):
-    """An engine that has ended before the next one starts: vLLM's groups belong to the process."""
+    """An engine that ends before the next one starts, as vLLM's groups belong to the process."""
     configure_vllm(build_for_cpu())  # before vllm is imported
     inspect_here()
     if options.get("routes"):  # an engine before it may have been dense: no group for experts

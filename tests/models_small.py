@@ -46,7 +46,7 @@ OF_EXPERTS = dict(head_dim=16, moe_intermediate_size=8, num_experts=4)
 
 
 def model(family: str = "qwen2", **config):
-    """A Hugging Face model with random weights; biases too are random."""
+    """A Hugging Face model whose weights and biases are random."""
     torch.manual_seed(0)
     words = make.build_tokenizer()
     ids = dict(bos_token_id=None, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id)
@@ -59,7 +59,7 @@ def model(family: str = "qwen2", **config):
 
 
 def model_folder(family: str = "qwen2", **config) -> str:
-    """The same, saved with the tokenizer of the built-in models. Made once: do not change it."""
+    """The folder of this model with a built-in model's tokenizer. Tests share it: only read it."""
     return saved(family, json.dumps(config, sort_keys=True))
 
 
@@ -89,13 +89,13 @@ def policy(family: str = "qwen2", dtype: str = "float32", moved: float = 0.05, *
 
 
 def one_layer(mixture: bool = False):
-    """The quickest: one layer, 32 words, as a run begins."""
+    """The quickest policy: one layer and 32 words, with B = 0 as at the start of a run."""
     return policy("qwen3_moe", moved=0, **ONE_LAYER, **OF_EXPERTS) if mixture else policy(
         moved=0, **ONE_LAYER)
 
 
 def tiny_policy():
-    """In float64, so that two ways to compute a gradient can be told to be the same."""
+    """A policy in float64, in which two computations of a gradient agree to many digits."""
     return policy(dtype="float64", hidden_size=32, initializer_range=0.02)
 
 

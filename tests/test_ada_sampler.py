@@ -65,7 +65,7 @@ WAYS = (WithBarrier, WithoutEarlyOpening, Collector)
 
 
 def run(problems, cfg, engine=None, grader=None, way=Collector, **more):
-    """collect() with what every rule may need. No draw is asked for twice, no verdict left over."""
+    """Calls collect() with what every rule may need. Each answer and each verdict is used once."""
     engine, grader = engine or Engine(), grader or Grader()
     spare = dict(estimator=Estimator(), more=lambda: Coin(f"spare {len(engine.asked)}", 0.4))
     with mock.patch.object(ada, "Collector", way):
@@ -89,7 +89,7 @@ def sample(index, correct, reward=None):
 # --------------------------------------------------------------------------- advantages and weights
 @pytest.mark.parametrize("weighting", ["log", "inv_p"])
 def test_a_prompt_without_a_hit_weighs_more_than_one_with_a_single_hit(weighting):
-    """Where wrong answers differ it has a signal; p = 0 stands for half a hit in m draws."""
+    """Its wrong answers have different rewards. A pass rate of 0 counts as half a hit."""
     def weight_of_a_wrong_row(hits):
         pool = [sample(i, i < hits, reward=i / 100) for i in range(32)]
         group = Group(0, None, pool, rounds=4, outcome="too few correct")
@@ -121,7 +121,7 @@ def test_allocation_of_ada_est():
 
 # ------------------------------------- whatever is asked for: the same pools, each prompt its own
 def short_if_correct(rng, correct):
-    """To decide in the order of finishing would be a bias."""
+    """With these lengths a decision in the order of finishing would be biased."""
     return rng.randint(1, 3) if correct else rng.randint(4, 6)
 
 
@@ -135,7 +135,7 @@ SETTINGS = dict(
 
 @st.composite
 def accepted(draw, rule) -> SamplerConfig:
-    """Any settings that are accepted; of those that have no effect the defaults."""
+    """Any settings that are accepted. Settings without effect have their defaults."""
     own = dict(M=st.integers(2, 12), weighting=st.just("none")) if rule == "ada-est" else {}
     cfg = config(rule, **{name: draw(values) for name, values in (SETTINGS | own).items()
                           if name not in unread(config(rule))})
@@ -152,7 +152,7 @@ def accepted(draw, rule) -> SamplerConfig:
        st.booleans(), st.integers(0, 99))
 def test_barrier_early_opening_and_order_change_nothing_but_the_time(
         rule, data, rates, slots, biased, seed):
-    """Draw (p, s) has the same outcome in all runs: the pools must be identical. Every sample
+    """Answer s to prompt p is the same in all runs, so the pools must be identical. Every answer
     stays with its prompt, and every row has a finite weight."""
     cfg, problems = data.draw(accepted(rule)), coins(rates)
     how = dict(length=short_if_correct) if biased else {}
@@ -233,7 +233,7 @@ def with_lengths(*lengths):
 @pytest.mark.parametrize("cfg, p", [
     (config(N=2), 0.0), (config(N=2), 1.0), (config(n=5, N=2), 0.0)])
 def test_a_round_opens_early_exactly_when_it_is_certain(cfg, p):
-    """All alike but one straggler: two of the other kind are wanted, so it is certain."""
+    """One answer is late, and two answers of the other kind are missing, so a round is certain."""
     run(coins([p]), cfg, engine := with_lengths(*[2] * 7, 50))
     assert opened(engine) == [0, 3]  # finished in step 2, graded during step 3
     run(coins([p]), cfg, engine := with_lengths(*[2] * 7, 50), way=WithoutEarlyOpening)
@@ -245,7 +245,7 @@ def test_a_round_opens_early_exactly_when_it_is_certain(cfg, p):
 # ---------------------------------------------------------------------------------------- the rules
 @pytest.mark.parametrize("hopeless", [False, True])
 def test_dapo_refills_and_drops(hopeless):
-    """Three times per place at most, and as long as there are others."""
+    """It tries at most three other prompts per place, as long as there are any."""
     problems = coins([0.0] * 6 if hopeless else [0.0, 0.5, 1.0, 0.5, 0.0, 0.5])
     rate = 0.0 if hopeless else 0.4
     groups = run(problems, config("dapo", n=8), more=lambda: Coin(random.random(), rate))
@@ -277,7 +277,7 @@ def test_the_estimator_forgets_slowly_and_its_counts_are_its_state():
 
 
 def test_a_prompt_that_gvm_does_not_draw_again_is_known_by_its_pilots():
-    """Its gradient is next to nothing, so the step's draws go to the others."""
+    """Its gradient is nearly 0, so the other prompts get the answers."""
     groups = run(coins([1.0, 0.5, 0.0]), config("gvm"),
                  grad_norms=lambda groups: [1e-4, 2.0, 1.0])
     easy, _, never = groups
@@ -335,7 +335,7 @@ CHANGED = dict(
 
 
 def three_visits(cfg):
-    """All that the trainer and the log see of three steps, with rewards 0 and 0.8."""
+    """What the trainer and the log see of three steps, with rewards 0 and 0.8."""
     estimator, seen = Estimator(), []
     for seed in range(3):
         grader = Grader(lambda _, problem, rollout: 0.8 * rollout.correct)
@@ -387,8 +387,8 @@ def test_what_is_reported_is_per_place_in_the_batch():
 
 
 def test_a_prompt_that_drew_twice_as_much_counts_twice():
-    """Where all is kept, sizes are weights: the sum is divided by the average size, not by a
-    prompt's own."""
+    """If all answers are kept, the number of a prompt's answers is its weight. So the sum is
+    divided by the average number, not by the prompt's own."""
     pool = [sample(i, i < 2) for i in range(8)]
     for times in (1, 2):
         group = Group(0, Coin(0, 0.25), pool, kept=pool * times, weights=[1.0] * 8 * times,

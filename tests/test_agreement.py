@@ -19,9 +19,9 @@ from parts.probe import Probe, tolerances
 
 
 def cell(model, dtype="float32", sync="merge", cache="auto", trainer="float32", marks=(), **config):
-    """dtype, cache: the engine's; config: changes to a random model's."""
-    name = f"{model}-{dtype}-{sync}" + "-fp8cache" * (cache == "fp8")
-    return pytest.param(model, dtype, sync, cache, trainer, config, id=name, marks=marks)
+    """A model in an engine of this dtype and cache. config: changes to a random model's config."""
+    return pytest.param(model, dtype, sync, cache, trainer, config, marks=marks,
+                        id=f"{model}-{dtype}-{sync}")
 
 
 FP8_CACHE = pytest.mark.skipif(
@@ -105,7 +105,7 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
 
 @pytest.mark.engine
 def test_an_adapter_of_some_layers_is_merged_into_the_engine():
-    """As PEFT makes it of many families where nothing is said: of queries and values, not keys."""
+    """By default PEFT adapts only queries and values of many families."""
     from peft import LoraConfig, get_peft_model
 
     folder = folder_of("tiny", {})

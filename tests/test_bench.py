@@ -18,7 +18,7 @@ def test_alternate_takes_turns_and_drops_the_warm_up():
 
 @pytest.mark.engine
 def test_the_sampler_is_measured_beside_vllm(tmp_path):
-    """The answers of both sides are as many, and the table becomes a page."""
+    """Both sides write equally many answers, and the table becomes a page."""
     elsewhere = (f"import sys; sys.path[:0] = ['{ROOT}/bench']\n"
                  f"import pathlib, store; store.RESULTS = pathlib.Path('{tmp_path}')")
     run_program("bench/measure.py", "rollouts", "--batch-prompts", "2", "--max-tokens", "8",
@@ -41,7 +41,7 @@ def test_the_gpus_part_runs_on_a_cpu(tmp_path):
 # ------------------------------------------------------------------------------ the verifier
 @pytest.mark.slow
 def test_the_verifier_is_compared_with_math_verify_on_the_answers_in_logs(tmp_path, capsys):
-    """An evaluation's eval.jsonl and a run's groups.jsonl; the same answer counts once."""
+    """It reads an evaluation's eval.jsonl and a run's groups.jsonl. Equal answers count once."""
     answers = [("1", r"\boxed{1 foot}."), ("0", r"\boxed{x^2=0}"), ("5", r"\boxed{5}"),
                ("5", r"\boxed{5}"), ("5", r"\boxed{5}, so \boxed{5"), ("5", "5")]
     rows = [dict(data="some", gold=gold, text=text) for gold, text in answers]
@@ -57,7 +57,7 @@ def test_the_verifier_is_compared_with_math_verify_on_the_answers_in_logs(tmp_pa
 # ------------------------------------------------------------------------------ mutants
 @pytest.mark.parametrize("page", ["course/mutants.jsonl", "course/answers/bugs.jsonl"])
 def test_what_mutants_quote_is_there_once_and_so_are_their_tests(page):
-    """That such a test fails, and only on the broken code: see the hunts in test_course.py."""
+    """The hunts in test_course.py show that such a test fails on the broken code only."""
     for line, mutant in enumerate(lines(ROOT / page), 1):
         assert (ROOT / mutant["file"]).read_text().count(mutant["old"]) == 1, (
             f"{page}, line {line}, must quote a line of {mutant['file']} that occurs once: copy "

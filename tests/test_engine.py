@@ -29,7 +29,7 @@ STOP = make.build_tokenizer().convert_tokens_to_ids("1")  # ends an answer, as d
 
 @pytest.fixture(scope="module")
 def engine():
-    """One for all tests: a start takes longer than they do."""
+    """One engine serves all tests, because its start takes longer than they do."""
     with serve(FOLDER, sync_mode="adapter", temperature=0.7, max_num_seqs=8,
                stop_token_ids=[STOP]) as engine:
         yield engine
@@ -46,7 +46,7 @@ def trainer(moved=0.0):
 
 @pytest.mark.engine
 def test_results_stay_with_their_own_prompt_when_few_remain(engine):
-    """Most prompts close at once, and three never do."""
+    """Most prompts end after their first round, and three take all rounds."""
     policy = trainer(moved=0.05)
     engine.sync(policy)
     problems = [SimpleNamespace(prompt_ids=ids) for ids in prompts(engine, 16)]
@@ -124,7 +124,7 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(engine, mo
 # ------------------------------------------------------------------------------------------- files
 @pytest.mark.engine
 def test_of_a_folder_with_mistrals_own_files_those_of_hugging_face_are_read(tmp_path):
-    """As the published ones have them. By itself vLLM would read Mistral's config and tokenizer."""
+    """The published folders have both. By itself vLLM would read Mistral's config and tokenizer."""
     models_small.model("mistral").save_pretrained(tmp_path, max_shard_size="100KB")
     make.build_tokenizer().save_pretrained(tmp_path)
     save_file({"norm.weight": torch.zeros(64)}, tmp_path / "consolidated.safetensors")
@@ -175,7 +175,7 @@ def test_only_an_engine_that_sleeps_drops_its_cache_and_then_goes_to_sleep():
 
 
 def test_tokens_are_those_that_were_sampled():
-    """1 and 8 are two tokens, although the text 18 would be one; the end token is one of them."""
+    """The tokens 1 and 8 stay two, although the text 18 is one token. The end token is included."""
     tokenizer = make.build_tokenizer()
     tags = dict(additional_special_tokens=["<think>", "</think>"])  # as some models mark them
     tokenizer.add_special_tokens(tags)
@@ -208,7 +208,7 @@ def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, err
 
 # ------------------------------------------------------------------------- as the sampler sees it
 def test_every_sample_knows_its_engine_steps(monkeypatch):
-    """Two are asked for at once, and a third when the first has ended; a step may end nothing."""
+    """Two answers are requested at once, and a third when the first has ended."""
     rollouts, asked = {key: Rollout([1], [-0.1], "stop", key) for key in "abc"}, []
     ends = iter([[], ["a"], [], ["c", "b"]])
     inner = SimpleNamespace(submit=lambda *request: asked.append(request), busy=True,

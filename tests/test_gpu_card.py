@@ -54,7 +54,7 @@ def test_the_lock_of_the_gpu_environment_has_the_versions_that_are_asked_for():
 
 # ------------------------------------------------------------------------------ as a program
 class Configured(Exception):
-    """Raised in the place of a start."""
+    """It is raised instead of a start."""
 
 
 def stand_in(major: int, minor: int, gib: int) -> None:
@@ -80,7 +80,7 @@ def stand_in(major: int, minor: int, gib: int) -> None:
 
 
 def configure(model, use_tqdm_on_load, **options):
-    """vllm.LLM, until the configuration is made."""
+    """Does what vllm.LLM does until the configuration is made."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 

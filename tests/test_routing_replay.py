@@ -38,7 +38,7 @@ def deep(variant: str = "qwen3_moe", experts: str = "grouped_mm"):
 
 
 def some_rows(count: int = 5, alike: int = 0) -> list[minirl.Row]:
-    """So many tokens of their prompts are alike."""
+    """Rows whose prompts begin with `alike` equal tokens."""
     rng, start = random.Random(0), random_ids(alike, seed=99)
     return [minirl.Row(ids=start + random_ids(rng.randint(6, 20), seed=i),
                        prompt_length=alike + rng.randint(1, 5), mu_logprobs=[], coefficient=1.0)
@@ -46,7 +46,7 @@ def some_rows(count: int = 5, alike: int = 0) -> list[minirl.Row]:
 
 
 def logprobs(policy, rows):
-    """[T], under the routes that the rows replay."""
+    """The log-probs [T] under the routes that the rows replay."""
     with torch.no_grad(), replaying(policy, rows):
         return token_logprobs(policy, rows)[0]
 
@@ -85,7 +85,7 @@ def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts
 
 @pytest.mark.parametrize("family", VARIANTS)
 def test_after_an_update_the_old_experts_are_used_with_new_gates(family):
-    """Against brute force: every expert computed for every token, mixed as the definition says."""
+    """Brute force computes every expert for every token and mixes them by the definition."""
     policy, rows = deep(family, "eager"), some_rows(3, alike=20)
     record(policy, rows)
     models_small.move(policy, 0.3)
@@ -197,8 +197,8 @@ def test_ratios_under_each_replay(replay, monkeypatch):
 
 # --------------------------------------------------------------------------------------- the engine
 def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
-    """Prompts of many lengths whose samples start and end at different moments. dropping: twice all
-    that runs is dropped and begun anew, as when vLLM's cache is full."""
+    """Prompts of many lengths whose answers start and end at different moments. dropping: twice all
+    running answers are dropped and begun anew, as if vLLM's cache were full."""
     rng, steps = random.Random(0), 0
     prompts = [random_ids(rng.randint(2, 30), seed=i) for i in range(count)]
     waiting, found = list(itertools.product(range(count), range(6))), {}
@@ -217,9 +217,8 @@ def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
 
 
 def require_own_routes(policy, rows) -> None:
-    """In float32 the trainer chooses exactly the engine's experts: a mix-up would show. Only a
-    tie may fall either way, and on which processor it does differs: so one choice in a thousand is
-    free, and log-probs are compared where every choice is the engine's."""
+    """In float32 the trainer chooses exactly the engine's experts, so a mix-up would show. A tie
+    may be decided differently, so one choice in a thousand is free."""
     for row in rows:
         policy.routing.check(row.routes, len(row.ids))
     gap_when(policy, rows, replay=False)

@@ -87,7 +87,7 @@ def test_two_pairs_of_the_study_grpo_are_in_the_forest(results):
 @pytest.mark.slow
 def test_finished_runs_become_a_study_that_is_told_and_drawn(
         results, finished, monkeypatch, capsys):
-    """By the command lines: a run alone has all panels, several share a page."""
+    """A run alone is drawn with all panels, and several share a page."""
     other = shutil.copytree(finished, finished.with_name("other"))
     monkeypatch.setattr(sys, "argv", ["study.py", "some", "--add", str(finished), str(other)])
     study.main()
@@ -161,7 +161,7 @@ def test_a_run_is_kept_with_what_it_had_spent(tmp_path):
     ([0.05, 0.06, 0.07], "ahead"), ([-0.05, -0.06, -0.07], "behind"),
     ([0.06, 0.01, 0.05], "open"), ([0.01, 0.02, 0.03], "open"), ([0.001, -0.001, 0.0], "equal")])
 def test_words_follow_the_plan(differences, word):
-    """Pairs by seed: what both arms of a seed share is no noise."""
+    """Runs are paired by seed, so what both arms of a seed share is no noise."""
     lines = [line("b", seed=9)]
     for seed, difference in enumerate(differences):
         lines += [line("a", seed=seed, accuracies=(0.0, 0.1 * seed + difference)),
@@ -182,7 +182,7 @@ def test_words_follow_the_plan(differences, word):
 @pytest.mark.parametrize("level, quantiles", [
     (0.95, store.T_95), (0.99, store.T_99), (0.975, store.T_975)])
 def test_the_quantiles_are_students(level, quantiles):
-    """So much lies within: Student's t is an incomplete beta function, which mpmath has."""
+    """Student's t is an incomplete beta function, which mpmath has."""
     for count, quantile in quantiles.items():
         freedom = count - 1
         outside = mpmath.betainc(

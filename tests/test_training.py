@@ -45,7 +45,7 @@ def test_a_short_run_learns_and_leaves_what_its_reader_needs(learnt):
 
 @pytest.mark.core
 def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt):
-    """Of step 5, which begins with the adapter that step 4 has saved. PEFT alone loads it."""
+    """Step 5 begins with the adapter that step 4 has saved. Here PEFT alone loads this adapter."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,7 +69,7 @@ def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt
 
 
 def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
-    """A model folder, a problem file, bf16, adapter hot swap: what a GPU run does, on the CPU."""
+    """This run has the model folder, file, precision and adapter swap of a run on a GPU."""
     append(tmp_path / "mine.jsonl", *(
         dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)))
     flags = ("--data mine.jsonl --eval-data builtin --template chat --dtype bfloat16 --steps 3 "

@@ -35,7 +35,7 @@ WHOLE = dict(name="mine", steps=3, max_tokens=12, batch_prompts=4, eval_question
 
 
 class Words:
-    """In the tokenizer's place: token 7 is the text "<7>"."""
+    """It replaces the tokenizer. Token 7 is the text "<7>"."""
 
     def decode(self, ids) -> str:
         return "".join(f"<{i}>" for i in ids)
@@ -44,7 +44,7 @@ class Words:
 class Engine:
     """In vLLM's place. What it writes follows from the seed, the prompt and the place in the pool,
     so a resumed run can be compared with one that was never stopped. seed: None takes what
-    `seed_everything` decided, as vLLM does.
+    `seed_all` decided, as vLLM does.
 
     At most `slots` samples are written at a time, a token each per step; those that finish in one
     step come back in random order. length: (rng, correct) -> tokens. A prompt is anything with a
@@ -109,7 +109,7 @@ class Engine:
 
 
 def name_of(prompt) -> str:
-    """By which the engine and the grader know a prompt: its token ids, or a coin's id."""
+    """The name of a prompt for engine and grader: its token ids, or a coin's id."""
     return str(getattr(prompt, "prompt_ids", None) or getattr(prompt, "id", prompt))
 
 
@@ -144,7 +144,7 @@ class Grader(contextlib.AbstractContextManager):
 
 
 def silent(key, problem, rollout) -> float:
-    """A judge to whom every answer is wrong."""
+    """This judge says that every answer is wrong."""
     return 0.0
 
 
@@ -162,7 +162,7 @@ NAMED = {"SmolLM2-135M-Instruct": "small", "Qwen2.5-0.5B": "half"}
 
 @cache
 def known_model(base: str) -> Model:
-    """What its files would tell; all that are not built in and not in NAMED have 1.5 B."""
+    """What the model's files would say. A model that is neither built in nor in NAMED has 1.5 B."""
     if base in TINY:
         return find_model(base)
     return Model(base, base, LlamaConfig(**SIZES[NAMED.get(base, "large")]))
