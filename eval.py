@@ -27,19 +27,18 @@ from typing import Annotated, Literal
 from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
                           common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
                           require_effect, with_home)
-from parts.data import (HELD_OUT, Problem, check_golds, digest, expand, fingerprint, is_own,
-                        load_problems, require_sets)
+from parts.data import (HELD_OUT, Problem, check_golds, digest, fingerprint, is_own, load_problems)
 from parts.evaluation import compare, draw_samples, in_order, means_Q, report_all, say_lost
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
 from parts.grader import NO_VERDICT, PART, require_function
 from parts.machine import Machine, this_machine
-from parts.models import (TINY, Model, digest_of_model, find_model, load_tokenizer,
-                          require_context, require_weights, resolve_model)
-from parts.prompts import TEMPLATES, add_prompts, read_template, require_embedded, stop_ids
+from parts.models import (TINY, Model, digest_of_model, find_model, require_context,
+                          resolve_model)
+from parts.prompts import TEMPLATES, add_prompts, read_template, stop_ids
 from parts.run_folder import (digests_of_files, find_adapter, require_same, run_of, settings,
                               versions)
-from parts.text import (counted, difference, direction, interval, listed, quiet_end, shown, unit_of,
-                        verdict)
+from parts.text import (counted, difference, direction, interval, listed, prepare_streams, shown,
+                        unit_of, verdict)
 from rewards import open_grader
 
 
@@ -86,16 +85,16 @@ def parse(argv: list[str] | None = None) -> Flags:
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
+    argv = with_home(argv)
     with in_one_sentence("eval.py"):
         adapter = peek(argv, "adapter")
-        adapter = find_adapter(with_home(adapter)) if adapter else ""
+        adapter = find_adapter(adapter) if adapter else ""
         usual = as_in_its_run(adapter, argv)
         flags = parse_flags(Flags, argv, "eval.py", "avg@k and pass@k with 95 % intervals", usual)
         flags = replace(flags, adapter=adapter)  # of a run its last checkpoint
         check(flags, vars(Flags()) | usual)
     require_function(flags.reward)
     resolve_model(flags.model)  # ends here if there is no such model
-    require_sets(flags.data)
     read_template(flags.template or "none")
     return flags
 
@@ -155,24 +154,20 @@ def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
     model = find_model(flags.model)
     config = settle(flags, machine, model)
     require_context(model, config.max_prompt_tokens, config.max_tokens)
-    require_weights(model.path)
-    run, contents = run_of(config.adapter), dict(model=digest_of_model(model.path))
+    run, contents = run_of(config.adapter), dict(model=model.digest)
     if run:
         require_same(run, contents)
     if config.adapter:
         contents["adapter"] = digest_of_model(config.adapter)
-    tokenizer = load_tokenizer(model.path)
     problems = add_prompts(
-        load_asked(config, run), tokenizer, config.template, config.max_prompt_tokens)
-    require_embedded(model.path, tokenizer, problems)
+        load_asked(config, run), model, config.template, config.max_prompt_tokens)
     sets = by_set(problems)
-    published = dict(expand(config.data))  # weights of averages; None: the number of problems
     return problems, asdict(config) | dict(
         path=model.path, contents=contents | digests_of_files(asdict(config)), versions=versions(),
         dtype=machine.dtype, context=config.max_prompt_tokens + config.max_tokens,
-        stop=stop_ids(model.path, tokenizer, config.template, config.stop),
+        stop=stop_ids(model, config.template, config.stop),
         prompt=problems[0].prompt, questions={name: digest(sets[name]) for name in sets},
-        weights={name: published.get(name) or len(sets[name]) for name in sets})
+        weights={name: len(of_set) for name, of_set in sets.items()})
 
 
 def load_asked(config: Flags, run: Path | None) -> list[Problem]:
@@ -321,8 +316,8 @@ def start(protocol: dict) -> tuple:
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with quiet_end():
-        try:
-            main()
-        except KeyboardInterrupt:
-            raise SystemExit("\ninterrupted: the same command samples what is missing") from None
+    prepare_streams()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("\ninterrupted: the same command samples what is missing") from None

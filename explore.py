@@ -28,7 +28,7 @@ import tyro
 from explorer import what_if
 from explorer.panels import panels_of, read_run, smoothing_reach, what_differs
 from parts.files import read_rows, write_safely
-from parts.text import quiet_end
+from parts.text import prepare_streams
 from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "explorer" / "page.html"
@@ -126,5 +126,5 @@ def parse(argv: list[str] | None = None) -> PageConfig:
 
 
 if __name__ == "__main__":
-    with quiet_end():
-        main(parse())
+    prepare_streams()
+    main(parse())

@@ -58,10 +58,9 @@ from parts.logprobs import (Sequence, gvm_grad_norms, micro_batches, split_by_ro
                             token_logprobs, try_largest_batch)
 from parts.machine import memory_gb
 from parts.metrics import diagnostics, mean_surprisal, summarize
-from parts.models import digest_of_model, load_tokenizer, require_weights
 from parts.policy import load_policy, make_optimizer
 from parts.probe import Probe, start_probe
-from parts.prompts import require_embedded, stop_ids
+from parts.prompts import stop_ids
 from parts.log import Log, say_how_to_resume, timed
 from parts.routing_replay import note_routes, replaying, require_routes
 from rewards import open_grader
@@ -107,13 +106,10 @@ class Run:
 def set_up(folder: Path, flags: Config, grader) -> Run:
     """Everything before the first step. With --resume in the state of the last checkpoint."""
     config, model = settle(flags)  # with the defaults for this model and machine
-    require_weights(model.path)
-    tokenizer = load_tokenizer(model.path)
-    train, held_out, digest = load_data(config, tokenizer, grader)  # with prompts; no overlap
-    require_embedded(model.path, tokenizer, train + held_out)
-    stops = stop_ids(model.path, tokenizer, config.template, config.stop)
-    note_start(folder, settings_of(config), train, held_out, data=digest,
-               model=digest_of_model(model.path), end_tokens=stops)  # config.json, problems.json
+    train, held_out = load_data(config, model, grader)  # with prompts; no overlap
+    stops = stop_ids(model, config.template, config.stop)  # the tokens that end an answer
+    note_start(folder, settings_of(config), train, held_out,
+               model=model.digest, end_tokens=stops)  # config.json, problems.json
 
     engine = start_engine(config, model, stops)
     policy = load_policy(

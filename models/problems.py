@@ -31,15 +31,17 @@ TOP = 30  # largest intermediate result; none is below 0
 
 
 def chains(split: str, count: int, seed: int = 0) -> list[dict]:
-    """`count` chains, all levels in turn. A text may occur twice."""
-    rng, rows = random.Random(f"{split}/{seed}"), []
+    """`count` chains, all levels in turn. Only in the split train a text may occur twice."""
+    rng, rows, place = random.Random(f"{split}/{seed}"), {}, 0
     while len(rows) < count:
-        level = OPERATIONS[len(rows) % len(OPERATIONS)]
+        level = OPERATIONS[place % len(OPERATIONS)]
         text, _, answer = chain(rng, level)
         if in_test_split(text) == (split == "test"):
-            name = f"builtin/{split}/{len(rows)}"
-            rows.append(dict(problem=text, answer=str(answer), id=name, level=level))
-    return rows
+            key = text if split == "test" else place  # the held-out problems are different ones
+            rows.setdefault(key, dict(problem=text, answer=str(answer),
+                                      id=f"builtin/{split}/{place}", level=level))
+            place += 1
+    return list(rows.values())
 
 
 def chain(rng: random.Random, operations: int) -> tuple[str, list[str], int]:

@@ -69,5 +69,3 @@ if __name__ == "__main__":
     chosen = Path(sys.argv[1]).absolute()
     if not chosen.exists():
         make(chosen)
-    elif not (chosen / "config.json").exists():
-        raise SystemExit(f"{chosen} is there already, and no model: name another folder.")

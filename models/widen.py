@@ -10,7 +10,6 @@ The result is no better than the file: its figures cannot be compared with those
 which the file was made.
 """
 import hashlib
-import re
 import sys
 from pathlib import Path
 
@@ -29,7 +28,6 @@ def widen(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    require_readable(file)
     source = dict(pretrained_model_name_or_path=str(file.parent), gguf_file=file.name,
                   trust_remote_code=False)
     try:
@@ -40,9 +38,7 @@ def widen(file: Path, folder: Path) -> None:
             raise ValueError(f"it has no weights for {min(report['missing_keys'])}")
     except Exception as error:  # transformers, tokenizers and gguf raise many kinds
         why = shown(" ".join(str(error).split()) or type(error).__name__, 300)
-        raise SystemExit(f"transformers cannot read {shown(file)} ({why}). Take another "
-                         "quantisation of the model, or its folder in Hugging Face format."
-                         ) from None
+        raise SystemExit(f"transformers cannot read {shown(file)}: {why}") from None
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -52,23 +48,6 @@ def widen(file: Path, folder: Path) -> None:
     with replacing(folder) as writing:
         model.save_pretrained(writing)
         tokenizer.save_pretrained(writing)
-
-
-def require_readable(file: Path) -> None:
-    """Raises SystemExit, one sentence, for what is no GGUF file, or only a part of one."""
-    if not file.is_file():
-        raise SystemExit(f"There is no file {shown(file)}.")
-    with open(file, "rb") as opened:
-        if opened.read(4) != b"GGUF":
-            raise SystemExit(f"{shown(file)} is not a GGUF file: it does not begin with GGUF.")
-    if re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name):
-        raise SystemExit(f"{shown(file)} is one of several parts, which transformers cannot read: "
-                         "join them first with llama.cpp's `llama-gguf-split --merge`.")
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise SystemExit("The package that reads GGUF files is missing: "
-                         "`pip install gguf==0.19.0`.") from None
 
 
 def main(argv: list[str]) -> None:

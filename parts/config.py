@@ -18,12 +18,12 @@ import tyro
 
 from ada_sampler import ADVANTAGES, SamplerConfig
 from parts.run_folder import checkpoints, settings
-from parts.data import BUILTIN, HELD_OUT, is_own, require_sets
+from parts.data import BUILTIN, HELD_OUT, is_own
 from parts.grader import require_function
 from parts.machine import Machine, build_for_cpu, fit_in_memory, in_one_line, this_machine
 from parts.models import TINY, Model, check_family, find_model, require_context, resolve_model
 from parts.prompts import TEMPLATES, read_template
-from parts.text import listed, quiet_end, shown
+from parts.text import listed, prepare_streams, shown
 
 OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, appendix A)
     "minirl": ("pool-mean", "constant"),
@@ -61,7 +61,6 @@ ROOM = dict(max_tokens=160, max_prompt_tokens=640)  # a small model on other dat
 RESUMABLE = frozenset({
     "name", "resume", "steps", "lr", "eval_every", "keep_every", "sync", "engine_memory", "sleep",
     "engine_sequences", "micro_tokens", "log_groups", "report_to"})
-PATHS = ("model", "adapter", "data", "eval_data", "template", "reward", "out")  # or names
 
 
 # ------------------------------------------------------------------------------ the flags
@@ -97,11 +96,9 @@ class CommonFlags:
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
     chat, none"""
     max_prompt_tokens: Auto[Count] = None
-    """longer prompts are dropped and counted; default: 256, of larger models 1024, of small ones
-    640 with any --data other than builtin-words"""
+    """longer prompts are dropped and counted; default: 256 to 1024, by model and --data"""
     max_tokens: Auto[Count] = None
-    """longest answer, in tokens; default: 64, of larger models 3000, of small ones 40, or 160 with
-    any --data other than builtin-words"""
+    """longest answer, in tokens; default: 40 to 3000, by model and --data"""
     stop: str = ""
     """TOKEN,...: further tokens that end an answer, besides those that the model itself names"""
 
@@ -156,8 +153,8 @@ class Config(SamplerConfig, CommonFlags):
     length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """divisor of token sums: constant (max_tokens), response (own length), batch (mean length)"""
     replay: Auto[Literal["none", "r2", "r3"]] = None
-    """MoE: the trainer repeats its own earlier experts (r2) or the engine's (r3); default: none,
-    r2, r3 for 1, 2, 3 or more --mini-batches"""
+    """MoE: the trainer repeats its earlier experts (r2) or the engine's (r3); default: none, r2, r3
+    for 1, 2, 3 or more --mini-batches"""
 
     # ---- how far the update goes
     mini_batches: Count = 1
@@ -205,8 +202,7 @@ class Config(SamplerConfig, CommonFlags):
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
     micro_tokens: Auto[Count] = None
-    """tokens per forward and backward pass, padding included; default: 16384 on a GPU, 8192 below
-    20 GB, 4096 for the built-in models, estimated on a CPU"""
+    """tokens per forward and backward pass, with padding; default: 4096 to 16384, by machine"""
 
 
 # ------------------------------------------------------------------------------ the command line
@@ -215,6 +211,7 @@ def parse(argv: list[str] | None = None) -> Config:
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
+    argv = with_home(argv)
     with in_one_sentence("minirl.py"):
         name = peek(argv, "name")
         resumed = peek(argv, "resume", switch=True)
@@ -237,7 +234,6 @@ def parse(argv: list[str] | None = None) -> Config:
             raise ValueError(f"--report-to needs the package {config.report_to}: install it by "
                              f"pip install {config.report_to}")
     require_function(config.reward)
-    require_sets(config.data, config.eval_data)
     read_template(config.template or "none")
     return config
 
@@ -250,8 +246,8 @@ def parse_before_torch() -> Config:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for `minirl.py &` in a script
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with quiet_end():  # minirl.py --help | head
-        config = parse()
+    prepare_streams()
+    config = parse()
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     return config
@@ -270,15 +266,15 @@ def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, 
     `defaults` {field: value} replace those of the class. The program ends with code 0 after --help,
     and with code 2 if there is no such flag or value.
     """
-    flags = tyro.cli(cls, args=argv, prog=prog, description=description,
-                     default=cls(**dict(defaults)), config=(tyro.conf.DisallowNone,))
-    paths = {name: value for name, value in vars(flags).items() if name in PATHS and value}
-    return replace(flags, **{name: with_home(value) for name, value in paths.items()})
+    return tyro.cli(cls, args=argv, prog=prog, description=description,
+                    default=cls(**dict(defaults)), config=(tyro.conf.DisallowNone,))
 
 
-def with_home(paths: str) -> str:
-    """`~/a.csv,~/b.csv` with the folder of the user, which a shell leaves out in --data=~/a.csv."""
-    return ",".join(map(os.path.expanduser, paths.split(",")))
+def with_home(argv: list[str] | None) -> list[str]:
+    """The flags, with the user's folder for each ~. A shell leaves it in --data=~/a.csv,~/b.csv."""
+    home = os.path.expanduser("~/")
+    return [re.sub(r"(^|[=,])~/", lambda found: found[1] + home, flag)
+            for flag in (sys.argv[1:] if argv is None else argv)]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 r"""Turns the rows of files, data sets or built-in generators into the problems of a run.
 
-    train, held_out, digest = load_data(config, tokenizer, grader)    # with prompts
+    train, held_out = load_data(config, model, grader)    # with prompts
     problems = load_problems("gsm8k")     # or org/name:config@split, my.jsonl, builtin, ...
 
 A file is .jsonl, .json (a list), .csv or .parquet. Other names are data sets on the hub, of which
@@ -13,7 +13,6 @@ import csv
 import hashlib
 import json
 import math
-import os
 import random
 import re
 import unicodedata
@@ -42,10 +41,7 @@ BENCHMARKS = {  # the name on the command line -> hub id[:config]
     "ra-olympiadbench": "weqweasdas/olympiadbench",
     "ra-aime-like": "weqweasdas/aime_hmmt_brumo_cmimc_amc23",
 }
-GROUPS = {  # one name for several sets, with the weights of the published weighted average
-    "reinforce-ada": {
-        "ra-math500": 500, "ra-minerva": 272, "ra-olympiadbench": 675, "ra-aime-like": 230},
-}
+GROUPS = {"reinforce-ada": ["ra-math500", "ra-minerva", "ra-olympiadbench", "ra-aime-like"]}
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 MEASURED = ("minerva", "ra-minerva")  # their golds are measured values, so close answers are right
 HELD_OUT = "held-out"  # as --eval-data, for a share of the training data
@@ -87,8 +83,8 @@ class Problem:
     row: dict = field(default_factory=dict)  # all columns, if --reward needs them
 
 
-def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], str]:
-    """(training problems, held-out problems, their digest). The two share no problem and no id."""
+def load_data(config, model, grader) -> tuple[list[Problem], list[Problem]]:
+    """(training problems, held-out problems), with prompts. The two share no problem and no id."""
     columns, whole = config.columns, bool(config.reward)
     train = load_problems(config.data, columns=columns, whole=whole)
     if config.eval_data == HELD_OUT:
@@ -100,7 +96,7 @@ def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], 
     if not train:
         raise SystemExit(f"All of {shown(config.data)} is held out: use another --eval-data.")
     train, held_out = (
-        add_prompts(problems, tokenizer, config.template, config.max_prompt_tokens)
+        add_prompts(problems, model, config.template, config.max_prompt_tokens)
         for problems in (train, held_out))
     if not config.reward:
         check_golds(held_out, grader)
@@ -110,15 +106,13 @@ def load_data(config, tokenizer, grader) -> tuple[list[Problem], list[Problem], 
                 f"{config.model} reads only problems of --data builtin and builtin-skills, and not "
                 f"{shown(repr(train[0].problem), 80)}: use --model {SMOLLM} or another real model.")
     print(f"the first prompt, as the model sees it: {train[0].prompt!r}")
-    print(f"held out: {counted(len(held_out), 'problem')}, {counted(config.eval_k, 'answer')} "
-          f"each; avg@{config.eval_k} is their mean reward, with its 95 % interval in brackets")
-    return train, held_out, digest(train, held_out)
+    return train, held_out
 
 
 # ----------------------------------------------------------------------------------- names of sets
-def expand(names: str) -> list[tuple[str, int | None]]:
-    """`gsm8k,reinforce-ada` -> [(gsm8k, None), (ra-math500, 500), ...]; None: weight = size."""
-    return [pair for name in names.split(",") for pair in GROUPS.get(name, {name: None}).items()]
+def expand(names: str) -> list[str]:
+    """`gsm8k,reinforce-ada` -> [gsm8k, ra-math500, ...]."""
+    return [each for name in names.split(",") for each in GROUPS.get(name, [name])]
 
 
 def is_file(name: str) -> bool:
@@ -127,17 +121,7 @@ def is_file(name: str) -> bool:
 
 def is_own(names: str) -> bool:
     """Whether one of these sets is a file or on the hub, so that --columns can apply to it."""
-    return any(name not in (HELD_OUT, *BUILTIN, *BENCHMARKS) for name, _ in expand(names))
-
-
-def require_sets(*flags: str | None) -> None:
-    """Raises SystemExit for a missing file, and for a name that no set can have. Reads no rows."""
-    for name, _ in (pair for flag in filter(None, flags) for pair in expand(flag)):
-        if is_file(name):
-            if not os.path.isfile(name):
-                raise SystemExit(f"There is no file {shown(name)}.")
-        elif name not in (HELD_OUT, *BUILTIN):
-            hub_id(name)
+    return any(name not in (HELD_OUT, *BUILTIN, *BENCHMARKS) for name in expand(names))
 
 
 def hub_id(name: str) -> tuple[str, str, str]:
@@ -178,8 +162,9 @@ def read_file(name: str) -> list[dict]:
         return rows
     except Exception as error:  # Arrow's errors have no common class
         where = f" at line {line}" if line else ""
+        words = getattr(error, "msg", error) if line else error  # JSON's own numbers are of the line
         raise SystemExit(f"Cannot read {shown(name)}{where}: {type(error).__name__}, "
-                         f"{shown(error, 400)}") from None
+                         f"{shown(words, 400)}") from None
 
 
 def rows_of_table(table) -> list[dict]:
@@ -203,8 +188,7 @@ def read_hub(name: str, for_training: bool):
     splits = [split] if split else ["train"] if for_training else ["test", "train"]
     for split in splits:
         if split in stored:
-            slices = stored[split].with_format("arrow").iter(1000)
-            return (row for table in slices for row in rows_of_table(table))
+            return rows_of_table(stored[split].with_format("arrow")[:])
     raise SystemExit(f"{repo} has no split {' or '.join(splits)}, only {', '.join(stored)}: name "
                      f"one as {repo}@SPLIT.")
 
@@ -299,15 +283,12 @@ def load_problems(names: str, *, for_training: bool = True, limit: int | None = 
     of other sets are fixed. whole: keep all columns for --reward, which needs no gold.
     """
     split, seen, problems, sources = "train" if for_training else "test", {}, [], Counter()
-    for name, _ in expand(names):
-        if name in BUILTIN and for_training:  # short texts may repeat
+    for name in expand(names):
+        if name in BUILTIN:  # they have no flaws
             rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
             problems += [problem_of(row, row["id"], name, whole=whole)[0] for row in rows]
             continue
-        if name in BUILTIN:  # in an evaluation none may; of the shortest a sixth does
-            rows = BUILTIN[name](split, 2 * limit if limit else BUILTIN_COUNT[split])
-        else:
-            rows = read_file(name) if is_file(name) else read_hub(name, for_training)
+        rows = read_file(name) if is_file(name) else read_hub(name, for_training)
         source = Path(name).name if is_file(name) else name  # wherever the file lies
         sources[source] += 1
         if sources[source] > 1:
@@ -326,8 +307,7 @@ def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | 
     problems, dropped, read, row = [], Counter(), set(), {}
     for place, row in enumerate(rows):
         try:
-            id = row["id"] if source in BUILTIN else f"{source}/{split}/{place}"
-            problem, used = problem_of(row, id, source, columns, whole)
+            problem, used = problem_of(row, f"{source}/{split}/{place}", source, columns, whole)
             reason = flaw(problem, seen)
         except ValueError as error:
             if is_file(source.partition("#")[0]):
@@ -342,6 +322,8 @@ def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | 
         read |= used
         if len(problems) == limit:
             break
+    if not problems and not dropped:
+        raise SystemExit(f"{shown(source)} has no rows.")
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "none"
     columns = shown(", ".join(map(str, row)), 400)
     if not problems:

@@ -19,7 +19,7 @@ from parts.grader import lost
 from parts.machine import out_of_memory
 from parts.metrics import PATIENCE, group_row, warn, why_broken
 from parts.run_folder import read_config, saved_so_far
-from parts.text import difference, interval, quiet_end, shown, unit_of, verdict
+from parts.text import difference, interval, prepare_streams, shown, unit_of, verdict
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -189,14 +189,14 @@ def say_how_to_resume(flags: Config):
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as for `minirl.py &` in a script
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    with quiet_end():
-        try:
-            yield
-        except (SystemExit, Exception) as error:
-            words, code = why_it_ended(error)
-            if words:
-                print(f"\n{words}; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
-            raise SystemExit(code) from None
+    prepare_streams()
+    try:
+        yield
+    except (SystemExit, Exception) as error:
+        words, code = why_it_ended(error)
+        if words:
+            print(f"\n{words}; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
+        raise SystemExit(code) from None
 
 
 def why_it_ended(error: BaseException) -> tuple[str, object]:

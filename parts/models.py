@@ -27,7 +27,7 @@ OWNERS = {  # owner on the hub, by the beginning of a model's name
 FAMILIES = (  # can be trained; tests/test_agreement.py compares each with the engine
     "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi3", "gemma", "gemma2",
     "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
-
+# The files that decide what a model computes. No pickles (.bin) are downloaded.
 DECISIVE = ("*config.json", "*token*", "vocab*", "merges.txt", "chat_template*", "*.safetensors*")
 
 
@@ -39,6 +39,11 @@ class Model:
     path: str  # a folder or hub id that transformers and vLLM can load
     config: Any  # transformers' form of its config.json, which is read once
 
+    @property
+    def embedded(self) -> int:
+        """The number of token ids for which its embedding has a row."""
+        return self.config.get_text_config().vocab_size
+
     @functools.cached_property
     def empty(self):
         """The model without memory for its weights. SystemExit if it cannot be made."""
@@ -47,12 +52,45 @@ class Model:
         with loading("model", self.path), torch.device("meta"):
             return own_class(self.config)(self.config)
 
+    @functools.cached_property
+    def tokenizer(self):
+        """Its tokenizer. SystemExit if it cannot be loaded."""
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+        with loading("tokenizer", self.path):
+            # AutoTokenizer uses the family's tokenizer for every Qwen2, whatever the folder says.
+            # It would split the numbers of the built-in models, and of their exports, into digits.
+            if get_tokenizer_config(self.path).get("tokenizer_class") == "TokenizersBackend":
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(self.path)
+            else:  # never from Mistral's own files, as in the engine
+                tokenizer = AutoTokenizer.from_pretrained(
+                    self.path, trust_remote_code=False, mistral_format=False)
+            if not tokenizer("1", add_special_tokens=False)["input_ids"]:
+                raise ValueError("its vocabulary is empty")
+            return tokenizer
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """Its files, downloaded if they are on the hub. SystemExit if its weights are not sound."""
+        import huggingface_hub
+
+        with loading("weights of", self.path):
+            folder = Path(self.path)
+            if not folder.is_dir():
+                folder = Path(huggingface_hub.snapshot_download(
+                    self.path, allow_patterns=DECISIVE, ignore_patterns=["*/*", "consolidated*"]))
+            require_weights(folder)
+        return folder
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return digest_of_model(self.folder)
+
 
 def resolve_model(name: str) -> str:
     """`Qwen2.5-Math-1.5B` -> `Qwen/Qwen2.5-Math-1.5B`; a folder, `org/name` and `tiny` stay."""
-    if name in TINY or os.path.isdir(name):
-        return name
-    if re.fullmatch(r"[^./~][^/]*/[^/]+", name):
+    if name in TINY or os.path.isdir(name) or re.fullmatch(r"[^./~][^/]*/[^/]+", name):
         return name
     for start, owner in OWNERS.items():
         if name.lower().startswith(start) and "/" not in name:
@@ -65,19 +103,13 @@ def find_model(name: str) -> Model:
     """The model `name` of the command line. Raises SystemExit if there is none."""
     from transformers import AutoConfig
 
-    path = fetch_model(name)
-    with loading("model", path):
-        return Model(name, path, AutoConfig.from_pretrained(path, trust_remote_code=False))
-
-
-def fetch_model(name: str) -> str:
-    """A folder or a hub id that transformers and vLLM can load. SystemExit if there is none."""
     path = tiny_folder(name) if name in TINY else resolve_model(name)
     if path == SMOLLM_ON_HUB:
-        return fetch_smollm()
-    if not os.path.isdir(path):
+        path = fetch_smollm()
+    elif not os.path.isdir(path):
         ask_hub(path, "model")  # ends here if the hub does not have it
-    return path
+    with loading("model", path):
+        return Model(name, path, AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
 def tiny_folder(name: str = "tiny") -> str:
@@ -148,13 +180,10 @@ def require_context(model: Model, max_prompt_tokens: int, max_tokens: int) -> No
     rope = getattr(model.config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         longest = rope["original_max_position_embeddings"]
-    if context > longest:  # the config of an exported model has its lengths in training
-        usual = dict(max_prompt_tokens=longest // 4, max_tokens=longest - longest // 4)
-        fit = usual | getattr(model.config, "minirl", {})
+    if context > longest:
         raise SystemExit(
             f"Prompt and answer may have {max_prompt_tokens} + {max_tokens} tokens, but at most "
-            f"{longest} work with {shown(model.path)}: add --max-prompt-tokens "
-            f"{fit['max_prompt_tokens']} --max-tokens {fit['max_tokens']}.")
+            f"{longest} work with {shown(model.path)}: lower --max-prompt-tokens or --max-tokens.")
 
 
 def check_family(config) -> None:
@@ -167,72 +196,40 @@ def check_family(config) -> None:
                          f"only those of {', '.join(FAMILIES)}.")
 
 
-def files_of(path: str) -> Path:
-    """The folder of a model or adapter, downloaded if it is on the hub: no pickles (.bin)."""
-    import huggingface_hub
-
-    if os.path.isdir(path):
-        return Path(path)
-    return Path(huggingface_hub.snapshot_download(
-        path, allow_patterns=DECISIVE, ignore_patterns=["*/*", "consolidated*"]))
-
-
-def require_weights(path: str) -> None:
-    """Raises SystemExit unless trainer and engine will read the same, whole safetensors."""
+def require_weights(folder: Path) -> None:
+    """Raises an error unless trainer and engine will read the same, whole safetensors."""
     from safetensors import safe_open
 
-    with loading("weights of", path):
-        folder = files_of(path)
-        files, index = {"model.safetensors"}, folder / "model.safetensors.index.json"
-        read_by_vllm = {file.name for file in folder.glob("*.safetensors")}
-        if index.exists():
-            files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-            # With an index vLLM reads the files that it names, but transformers prefers this one.
-            read_by_vllm &= {"model.safetensors"}
-        if other := read_by_vllm - files:
-            raise ValueError(f"{min(other)} is next to {min(files)}: move one of them elsewhere")
-        names = set()
-        for file in files:
-            with safe_open(folder / file, "pt") as weights:  # raises if it is missing or truncated
-                names.update(weights.keys())
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        untied = config.get("tie_word_embeddings") is False and config["model_type"] in FAMILIES
-        if untied and "lm_head.weight" not in names:  # vLLM would leave random memory there
-            raise ValueError("there is no lm_head.weight, although tie_word_embeddings is false")
+    files, index = {"model.safetensors"}, folder / "model.safetensors.index.json"
+    read_by_vllm = {file.name for file in folder.glob("*.safetensors")}
+    if index.exists():
+        files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        # With an index vLLM reads the files that it names, but transformers prefers this one.
+        read_by_vllm &= {"model.safetensors"}
+    if other := read_by_vllm - files:
+        raise ValueError(f"{min(other)} is next to {min(files)}: move one of them elsewhere")
+    names = set()
+    for file in files:
+        with safe_open(folder / file, "pt") as weights:  # raises if it is missing or truncated
+            names.update(weights.keys())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    untied = config.get("tie_word_embeddings") is False and config["model_type"] in FAMILIES
+    if untied and "lm_head.weight" not in names:  # vLLM would leave random memory there
+        raise ValueError("there is no lm_head.weight, although tie_word_embeddings is false")
 
 
-def digest_of_model(path: str) -> str:
+def digest_of_model(folder) -> str:
     """A digest of all that decides what a model or an adapter computes.
 
     A folder can get other weights without any change in names, sizes and times. So every byte is
     read, which takes 0.7 s per GB (sha256, one core of an EPYC server).
     """
-    with loading("files of", path):
-        folder = files_of(path)
-        files = {file.name: file for pattern in DECISIVE for file in folder.glob(pattern)}
-        digests = [(name, digest_of(file)) for name, file in sorted(files.items())]
+    files = {file.name: file for pattern in DECISIVE for file in Path(folder).glob(pattern)}
+    digests = [(name, digest_of(file)) for name, file in sorted(files.items())]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------------------ what is loaded
-def load_tokenizer(path: str):
-    """The tokenizer of a fetched model. Raises SystemExit if it cannot be loaded."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-    with loading("tokenizer", path):
-        # AutoTokenizer uses the family's tokenizer for every Qwen2, whatever the folder says. It
-        # would split the numbers of the built-in models, and of their exports, into digits.
-        if get_tokenizer_config(path).get("tokenizer_class") == "TokenizersBackend":
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
-        else:  # never from Mistral's own files, as in the engine
-            tokenizer = AutoTokenizer.from_pretrained(
-                path, trust_remote_code=False, mistral_format=False)
-        if not tokenizer("1", add_special_tokens=False)["input_ids"]:
-            raise ValueError("its vocabulary is empty")
-        return tokenizer
-
-
 def load_model(path: str, dtype: str):
     """The Hugging Face model of a folder or hub id, on the CPU. SystemExit if a weight is missing.
 

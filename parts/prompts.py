@@ -1,13 +1,12 @@
 """Makes the tokens around an answer: the prompt before it, the end token after it.
 
-    problems = add_prompts(problems, tokenizer, "reinforce-ada", max_prompt_tokens=1024)
+    problems = add_prompts(problems, model, "reinforce-ada", max_prompt_tokens=1024)
 
 The template alone changes Qwen2.5-Math-1.5B from 33 % to 62 % on MATH-500 (docs/after_training.md).
 It is one of TEMPLATES or a file (docs/data.md). A .json file has turns for the tokenizer's chat
 template, like TEMPLATES, and a .jinja file makes the whole prompt.
 """
 import json
-import statistics
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -40,11 +39,12 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 SLICE = 1000  # prompts per call of a tokenizer, which needs 12 kB for each
 
 
-def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int) -> list:
+def add_prompts(problems: list, model, template: str, max_prompt_tokens: int) -> list:
     """The problems with `prompt` and `prompt_ids`. Too long ones are dropped and counted.
 
     Raises SystemExit for a template that cannot be used, and if no problem of a set is left.
     """
+    tokenizer = model.tokenizer
     prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
     start, ids = start_ids(tokenizer, template, prompts[0]), []
     for i in range(0, len(prompts), SLICE):
@@ -59,15 +59,24 @@ def add_prompts(problems: list, tokenizer, template: str, max_prompt_tokens: int
     if gone := {problem.source for problem in problems} - {problem.source for problem in short}:
         raise SystemExit(f"Every prompt of {shown(min(gone))} is over {max_prompt_tokens} tokens: "
                          "raise --max-prompt-tokens.")
-    lengths = [len(problem.prompt_ids) for problem in short]
-    print(f"data: {counted(len(short), 'prompt')} of {min(lengths)} to {max(lengths)} tokens, "
-          f"median {statistics.median(lengths):g}")
     special = tokenizer.all_special_tokens
     marked = [p.problem for p in short if any(token in p.problem for token in special)]
     if marked:
         print(f"WARNING: {counted(len(marked), 'problem')} with control tokens of the model, such "
               f"as {shown(repr(marked[0]), 80)}")
+    require_embedded(short, model)
     return short
+
+
+def require_embedded(problems: list, model) -> None:
+    """Raises SystemExit if a prompt has a token for which the model's embedding has no row."""
+    for problem in problems:
+        largest = max(problem.prompt_ids, default=0)
+        if largest >= model.embedded:
+            raise SystemExit(
+                f"The prompt of {shown(repr(problem.problem), 80)} has the token "
+                f"{in_words(model.tokenizer, [largest])} (id {largest}), but the model's embedding "
+                f"has {model.embedded} rows: use the tokenizer that belongs to the model.")
 
 
 def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
@@ -76,9 +85,8 @@ def start_ids(tokenizer, template: str, prompt: str) -> list[int]:
     An end token that a fine-tuned tokenizer appends (`add_eos_token`) is left out, because the
     prompt would then end before the answer.
     """
-    start = tokenizer.bos_token
-    whole_prompt = is_jinja(template) or template == "none"
-    if not whole_prompt or start and prompt.startswith(start):
+    start, (turns, source) = tokenizer.bos_token, read_template(template)
+    if turns and not source or start and prompt.startswith(start):
         return []
     first = tokenizer("1")["input_ids"][:1]
     return first if first == [tokenizer.bos_token_id] else []
@@ -93,12 +101,11 @@ def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
     turns, source = read_template(template)
     if turns is None:
         return texts
-    jinja = dict(chat_template=source + "\n") if source else {}  # Jinja drops the last newline
     try:
         prompts = [tokenizer.apply_chat_template(
             [dict(role=role, content=turn.replace("{problem}", text)) for role, turn in turns],
             tokenize=False, add_generation_prompt=True, problem=text, strftime_now=DAY.strftime,
-            **jinja) for text in texts]
+            chat_template=source) for text in texts]
     except Exception as error:  # any error of Jinja, or of Python inside a template
         raise SystemExit(f"--template {shown(template)} cannot be rendered ({shown(error)}): use "
                          "none, which needs no chat template, or chat, which has no system turn."
@@ -108,22 +115,18 @@ def make_prompts(tokenizer, template: str, texts: list[str]) -> list[str]:
     return prompts
 
 
-def is_jinja(template: str) -> bool:
-    return Path(template).suffix in (".jinja", ".jinja2", ".j2")
-
-
-def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str]:
-    """((role, text) turns, or None for only the problem; the text of a .jinja file)."""
+def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str | None]:
+    """((role, text) turns, or None for only the problem; the text of a .jinja file or None)."""
     if template in TEMPLATES:
-        return TEMPLATES[template], ""
+        return TEMPLATES[template], None
     try:
         text = Path(template).read_text(encoding="utf-8-sig")  # with or without a mark
-        if is_jinja(template):
-            return TEMPLATES["chat"], text  # it may use `messages` or `problem`
+        if template.endswith(".jinja"):  # it may use `messages` or `problem`
+            return TEMPLATES["chat"], text + "\n"  # Jinja drops the last newline
         turns = [(turn["role"], turn["content"]) for turn in json.loads(text)]
         if not any("{problem}" in content for _, content in turns):
             raise ValueError("no turn has {problem}")
-        return turns, ""
+        return turns, None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SystemExit(
             f"--template cannot read {shown(template, 80)} ({shown(error)}): it takes "
@@ -132,7 +135,7 @@ def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str]:
 
 
 # --------------------------------------------------------------------------- the end of an answer
-def stop_ids(path: str, tokenizer, template: str, more: str = "") -> list[int]:
+def stop_ids(model, template: str, more: str = "") -> list[int]:
     """Ids of all tokens that end an answer. Prints their names.
 
     Phi-3.5 has its <|end|> only in generation_config.json, and Qwen2.5-Math its <|im_end|> only in
@@ -140,11 +143,11 @@ def stop_ids(path: str, tokenizer, template: str, more: str = "") -> list[int]:
     by commas), without tokens for which the model's embedding has no row.
     Raises SystemExit if `more` has an unknown token.
     """
-    rows = embedding_rows(path)
-    vocabulary = {token: i for token, i in tokenizer.get_vocab().items() if i < rows}
+    tokenizer = model.tokenizer
+    vocabulary = {token: i for token, i in tokenizer.get_vocab().items() if i < model.embedded}
     names = {tokenizer.eos_token, end_of_turn(tokenizer, template), *END_TOKENS}
     ends = {vocabulary[name] for name in names if name in vocabulary}
-    ends |= {i for i in ends_in_configs(path) if i < rows}
+    ends |= {i for i in ends_in_configs(model) if i < model.embedded}
     for token in filter(None, more.split(",")):
         if token not in vocabulary:
             raise SystemExit(f"--stop: the model has no token {shown(repr(token), 80)}; known "
@@ -162,12 +165,13 @@ def in_words(tokenizer, ids: list[int]) -> str:
 
 def end_of_turn(tokenizer, template: str) -> str | None:
     """The special token that the chat template in use writes right after an assistant's turn."""
-    if template == "none":
+    turns, source = read_template(template)
+    if turns is None:
         return None
-    jinja = dict(chat_template=read_template(template)[1]) if is_jinja(template) else {}
     chat = [dict(role="user", content="QUESTION"), dict(role="assistant", content="ANSWER")]
     try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False, problem="QUESTION", **jinja)
+        text = tokenizer.apply_chat_template(
+            chat, tokenize=False, problem="QUESTION", chat_template=source)
     except Exception:  # a template for prompts only may refuse an answer
         return None
     _, answer, after = text.rpartition("ANSWER")
@@ -175,40 +179,16 @@ def end_of_turn(tokenizer, template: str) -> str | None:
     return max(tokens, key=len, default=None) if answer else None
 
 
-def ends_in_configs(path: str) -> set[int]:
+def ends_in_configs(model) -> set[int]:
     """The end tokens of generation_config.json and config.json, also those of a nested text model.
 
     The files are read directly, because transformers invents an end token if a config has none (2
     for a Llama, which is "#" in Llama 3).
     """
-    from transformers.utils import cached_file
-
     ends = set()
-    for name in ("generation_config.json", "config.json"):
-        file = cached_file(path, name, _raise_exceptions_for_missing_entries=False,
-                           _raise_exceptions_for_connection_errors=False)
-        stored = read_json(file) if file else {}
+    for file in (model.folder / "generation_config.json", model.folder / "config.json"):
+        stored = read_json(file) if file.exists() else {}
         for part in (stored, stored.get("text_config") or {}):
             ids = part.get("eos_token_id")
             ends |= {i for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
     return ends
-
-
-# ---------------------------------------------------------------------------- beyond the embedding
-def embedding_rows(path: str) -> int:
-    """The number of token ids for which the model has an embedding."""
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
-
-
-def require_embedded(path: str, tokenizer, problems: list) -> None:
-    """Raises SystemExit if a prompt has a token for which the model's embedding has no row."""
-    rows = embedding_rows(path)
-    for problem in problems:
-        largest = max(problem.prompt_ids, default=0)
-        if largest >= rows:
-            raise SystemExit(
-                f"The prompt of {shown(repr(problem.problem), 80)} has the token "
-                f"{in_words(tokenizer, [largest])} (id {largest}), but the model's embedding has "
-                f"{rows} rows: use the tokenizer that belongs to the model.")

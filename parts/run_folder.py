@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parts.data import fingerprint
+from parts.data import digest, fingerprint
 from parts.files import (as_json, digest_of, read_json, read_rows, remove, replacing, take,
                          write_json)
 from parts.text import shown
@@ -69,7 +69,7 @@ def note_start(folder: Path, config: dict, train: list, held_out: list, **inputs
 
     `inputs` are digests of what a resumed run must find again.
     """
-    inputs |= digests_of_files(config)
+    inputs = dict(data=digest(train, held_out)) | digests_of_files(config) | inputs
     require_same(folder, inputs)
     start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
     starts = [*read_config(folder).get("starts", []), start]

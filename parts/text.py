@@ -1,5 +1,4 @@
 """Makes text safe to print, with the same words for the same results everywhere."""
-import contextlib
 import os
 import sys
 
@@ -58,37 +57,20 @@ def verdict(one: dict, than: str) -> str:
         said = f"There is {outcome} from {than}"
     if few:
         return f"{said}, but little can be concluded from {counted(one['questions'], 'problem')}."
-    if one["ci_low"] == one["ci_high"]:
-        return f"{said}, because all problems have the same difference."
     sides = dict(better="whole 95% interval is above", worse="whole 95% interval is below")
     return f"{said}, because the {sides.get(outcome, '95% interval contains')} 0."
 
 
-@contextlib.contextmanager
-def quiet_end():
-    """Around a whole program, so that `python eval.py | head -1` ends like `cat`, without message.
+def prepare_streams() -> None:
+    """Let nothing that is printed end a program, or reach a file that was not meant.
 
-    Characters that the terminal's encoding lacks are printed as escapes, so they end no run.
-    """
-    open_closed_streams()
-    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no encoding
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:  # Python flushes again at its exit, which would print an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
-
-
-def open_closed_streams() -> None:
-    """Open /dev/null for every standard stream that the shell has closed, as `>&-` does.
-
-    Otherwise the next file that is opened would get its number, and with it what is printed there.
+    Characters that the terminal's encoding lacks are printed as escapes. A standard stream that the
+    shell has closed, as `>&-` does, becomes /dev/null. Otherwise the next file that is opened would
+    get its number, and with it what is printed.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number
             setattr(sys, name, open(number, "w" if number else "r"))
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no encoding
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -11,7 +11,7 @@ from shlex import quote
 
 from parts.data import HELD_OUT
 from parts.files import replacing
-from parts.models import digest_of_model, fetch_model, load_tokenizer, require_weights
+from parts.models import Model, find_model
 from parts.run_folder import find_adapter, read_config, require_same, run_of
 from parts.text import shown
 
@@ -29,13 +29,12 @@ def export(place: str, out: Path, dtype: str = "") -> None:
     if not run:
         raise SystemExit(f"{shown(adapter)} is no checkpoint of a run: its base is not known.")
     config, ends = read_config(run)["config"], read_config(run)["end_tokens"]
-    path = fetch_model(config["model"])
-    require_weights(path)
-    require_same(run, dict(model=digest_of_model(path)))
+    base = find_model(config["model"])
+    require_same(run, dict(model=base.digest))
     dtype = dtype or config["dtype"]
-    print(f"{shown(out)}: the model {shown(path)}, which the run names, with the adapter "
+    print(f"{shown(out)}: the model {shown(base.path)}, which the run names, with the adapter "
           f"{shown(adapter)}, in {shown(dtype)}")
-    write_merged(path, adapter, config, ends, out, dtype)
+    write_merged(base, adapter, config, ends, out, dtype)
     own = config["eval_data"] == HELD_OUT  # then the whole file would be mostly trained problems
     flags = dict(model=out, data="FILE" if own else config["eval_data"], k=config["eval_k"]) | {
         name: config[name] for name in ("template", "max_prompt_tokens", "max_tokens")}
@@ -47,31 +46,28 @@ def export(place: str, out: Path, dtype: str = "") -> None:
               f"{quote(place)}")
 
 
-def write_merged(path: str, adapter: str, trained_with: dict, ends: list[int], out: Path,
+def write_merged(base: Model, adapter: str, trained_with: dict, ends: list[int], out: Path,
                  dtype: str) -> None:
     """Write the model of a run's checkpoint, W + scale * B A for every adapted W, to a new folder.
 
     PEFT adds in float32. Then the sum is rounded once, to `dtype`. The folder has the tokenizer of
-    the base model in `path`, all end tokens, and the lengths of the training.
+    the base model and all end tokens.
     """
     import torch
     from transformers import GenerationConfig
 
     from parts.policy import load_adapter
 
-    tokenizer = load_tokenizer(path)
-    policy, _ = load_adapter(path, adapter, trained_with["dtype"])
+    policy, _ = load_adapter(base.path, adapter, trained_with["dtype"])
     policy.float()
     say_what_is_left(policy, dtype)
     model = policy.merge_and_unload().to(getattr(torch, dtype))
     ends = ends if len(ends) > 1 else ends[0]  # some programs read only one
     model.config.eos_token_id = ends
-    model.config.minirl = dict(
-        max_prompt_tokens=trained_with["max_prompt_tokens"], max_tokens=trained_with["max_tokens"])
     model.generation_config = GenerationConfig(
-        eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, top_k=0,
+        eos_token_id=ends, pad_token_id=base.tokenizer.pad_token_id, do_sample=True, top_k=0,
         temperature=trained_with["temperature"], max_new_tokens=trained_with["max_tokens"])
-    save_model(model, tokenizer, out)
+    save_model(model, base.tokenizer, out)
 
 
 def say_what_is_left(policy, dtype: str) -> None:

@@ -167,7 +167,6 @@ from parts.engine import start_engine
 from parts.metrics import summarize
 from parts.policy import adapted_layers
 from parts.routing_replay import is_supported
-from parts.models import digest_of_model, load_tokenizer
 from parts.prompts import stop_ids
 from parts.log import python, say_how_to_resume
 from rewards import open_grader
@@ -316,15 +315,13 @@ def make_trainer(recipe: TRL, flags: Config, grader) -> AdaTrainer:
     lock = claim(folder, flags.resume) if FIRST else None
     c, model = settle(flags)
     require_shares(recipe, c)
-    tokenizer = load_tokenizer(model.path)
-    train, held_out, digest = load_data(c, tokenizer, grader)
+    train, held_out = load_data(c, model, grader)
     if len(train) < c.batch_prompts:
         raise SystemExit(f"{len(train)} problems are fewer than one batch of "
                          f"{c.batch_prompts}: lower --batch-prompts.")
-    stops = stop_ids(model.path, tokenizer, c.template, c.stop)
+    stops = stop_ids(model, c.template, c.stop)
     if FIRST:
-        note_start(folder, settings_of(c), train, held_out, data=digest,
-                   model=digest_of_model(model.path), end_tokens=stops)
+        note_start(folder, settings_of(c), train, held_out, model=model.digest, end_tokens=stops)
         files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
     newest = newest_checkpoint(folder, c.steps)
     args, engine = trl_settings(recipe, c), start_engine(c, model, stops)
@@ -334,7 +331,7 @@ def make_trainer(recipe: TRL, flags: Config, grader) -> AdaTrainer:
     torch.manual_seed(c.seed)  # the same initial adapter in all processes
     trainer = AdaTrainer(
         c, engine, train, grader, model=model.path, args=args, callbacks=[Keeper(recipe, c)],
-        processing_class=tokenizer, peft_config=None if recipe.full else lora)
+        processing_class=model.tokenizer, peft_config=None if recipe.full else lora)
     trainer.eos_token_ids = stops  # TRL knows fewer, but counts truncated answers
     if recipe.full:  # the weights are saved with these
         trainer.model.generation_config.eos_token_id = stops

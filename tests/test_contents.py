@@ -9,7 +9,7 @@ import pytest
 
 import eval as evaluation  # the module has the name of a builtin
 from models_small import policy
-from parts.models import digest_of_model, tiny_folder
+from parts.models import Model, digest_of_model, tiny_folder
 from recipes import export
 from world import Engine, Grader, small_run
 
@@ -82,10 +82,10 @@ def test_a_name_on_the_hub_stands_for_the_files_that_it_has_now(base, monkeypatc
     asked = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download",
                         lambda name, **how: asked.append(name) or "base")
-    before = digest_of_model("org/name")
+    before = Model("org/name", "org/name", None).digest
     assert before == digest_of_model("base") and asked == ["org/name"]
     weight(base)  # main has moved
-    assert digest_of_model("org/name") != before
+    assert Model("org/name", "org/name", None).digest != before
 
 
 def alpha(adapter: Path) -> None:
@@ -116,9 +116,7 @@ def evaluate(monkeypatch, *flags) -> int:
 
 
 @pytest.mark.parametrize("spoil, flags", [
-    *((spoil, []) for spoil in CHANGES),
-    (lambda _: alpha(Path("adapter")), ["--adapter=adapter"]),
-    (lambda _: trained_further(Path("adapter")), ["--adapter=adapter"]),
+    (weight, []), (lambda _: alpha(Path("adapter")), ["--adapter=adapter"]),
     (lambda _: Path("judge.py").write_text("score = len"), ["--reward=judge.py:score"]),
     (lambda _: change_turns(" Be brief."), ["--template=turns.json"])])
 def test_old_answers_are_not_shown_as_those_of_a_changed_model(base, monkeypatch, spoil, flags):
@@ -146,7 +144,7 @@ def run(**flags) -> Path:
                      max_prompt_tokens=40, **flags)
 
 
-@pytest.mark.parametrize("spoil", CHANGES)
+@pytest.mark.parametrize("spoil", [weight, tokenizer])
 def test_a_run_does_not_go_on_with_another_base_model(base, monkeypatch, spoil):
     """And neither an evaluation nor an export puts its adapter on one."""
     run(steps=1)

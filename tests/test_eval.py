@@ -447,11 +447,11 @@ def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_
 
 
 def test_the_protocol_knows_the_weights_of_sets_and_the_context(data, monkeypatch):
-    """The weights are the published ones, or the numbers of problems."""
-    monkeypatch.setitem(GROUPS, "both", {"builtin": 7, "builtin-skills": None})
+    """A set has the weight of its number of problems."""
+    monkeypatch.setitem(GROUPS, "both", ["builtin", "builtin-skills"])
     flags = evaluation.parse([f"--data=both,{data}", "--limit=3", "--max-tokens=9"])
     problems, protocol = evaluation.problems_and_protocol(flags)
-    assert protocol["weights"] == {"builtin": 7, "builtin-skills": 3, "sums.jsonl": 3}
+    assert protocol["weights"] == {"builtin": 3, "builtin-skills": 3, "sums.jsonl": 3}
     assert protocol["questions"].keys() == protocol["weights"].keys() and len(problems) == 9
     assert protocol["context"] == 256 + 9 and protocol["prompt"] == problems[0].prompt
 

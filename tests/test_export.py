@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 import eval as evaluation  # the module has the name of a builtin
 from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
-from parts.models import digest_of_model, fetch_model, load_tokenizer
+from parts.models import find_model, tiny_folder
 from parts.policy import load_adapter
 from parts.prompts import stop_ids
 from parts.run_folder import note_start
@@ -22,11 +22,11 @@ from world import Engine, Grader, settled, small_run
 
 def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float32", **flags):
     """A run's folder as training leaves it, with an adapter that changes a lot."""
-    config, path = settled(model=model, name=run.name, dtype=dtype, **flags), fetch_model(model)
-    trained = policy(path, dtype, size, rank=config.lora_rank)
+    config, base = settled(model=model, name=run.name, dtype=dtype, **flags), find_model(model)
+    trained = policy(base.path, dtype, size, rank=config.lora_rank)
     run.mkdir(parents=True)
-    ends = stop_ids(path, load_tokenizer(path), config.template, config.stop)
-    note_start(run, asdict(config), [], [], model=digest_of_model(path), end_tokens=ends)
+    ends = stop_ids(base, config.template, config.stop)
+    note_start(run, asdict(config), [], [], model=base.digest, end_tokens=ends)
     for step in steps:
         trained.save_pretrained(run / "checkpoints" / f"step-{step:06d}")
     return run
@@ -35,7 +35,7 @@ def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float
 # ------------------------------------------------------------------------------ the model
 def updates(run: Path, model: str):
     """Name of each adapted weight -> (W, alpha / r * B A), from the files alone, in float64."""
-    base = load_file(Path(fetch_model(model)) / "model.safetensors")
+    base = load_file(find_model(model).folder / "model.safetensors")
     folder = run / "checkpoints" / "step-000003"
     adapter = load_file(folder / "adapter_model.safetensors")
     made = json.loads((folder / "adapter_config.json").read_text())
@@ -76,7 +76,7 @@ def test_the_merged_weights_against_their_definition(tmp_path, capsys, model, si
         assert f"{left / whole:.1%} of the update is left in bfloat16" in said
         assert (left / whole < 0.95) == (size == 1e-4) == (
             "--dtype float32 keeps all of it" in said)
-    trained, _ = load_adapter(fetch_model(model), run / "checkpoints/step-000003", "bfloat16")
+    trained, _ = load_adapter(find_model(model).path, run / "checkpoints/step-000003", "bfloat16")
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         ids = torch.arange(100, 140)[None]
@@ -86,7 +86,7 @@ def test_the_merged_weights_against_their_definition(tmp_path, capsys, model, si
 
 def test_what_goes_with_the_weights(tmp_path):
     """Ends, lengths and temperature of the training, in both configs; no path; others may read."""
-    base = Path(shutil.copytree(fetch_model("tiny"), tmp_path / "my-secrets" / "base"))
+    base = Path(shutil.copytree(tiny_folder(), tmp_path / "my-secrets" / "base"))
     for file in base.glob("tokenizer*.json"):  # two ends, as Qwen's base models have
         file.write_text(file.read_text().replace("<|pad|>", "<|im_end|>"))
     flags = base / "generation_config.json"  # as Qwen's, for another way of sampling
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(tmp_path):
 @pytest.mark.slow
 def test_an_exported_model_ends_its_answers_where_the_run_does(tmp_path):
     """Of a model that ends its turns with a token that generation_config.json alone names."""
-    base = Path(shutil.copytree(fetch_model("tiny"), tmp_path / "base"))
+    base = Path(shutil.copytree(tiny_folder(), tmp_path / "base"))
     for file in base.glob("tokenizer*.json"):
         file.write_text(file.read_text().replace("<|endoftext|>", "<end_of_turn>"))
     for name, change in dict(tokenizer_config=dict(eos_token="<|pad|>"),

@@ -226,8 +226,9 @@ def test_what_goes_to_a_closed_stream_goes_into_no_file(tmp_path, monkeypatch, c
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "program.py").write_text(f"""
 import os, subprocess, sys
-from parts.text import quiet_end
-with quiet_end(), open("log", "w") as log:
+from parts.text import prepare_streams
+prepare_streams()
+with open("log", "w") as log:
     print("lost")
     print("lost", file=sys.stderr)
     os.write({number}, b"lost")  # as compiled code does

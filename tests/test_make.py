@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from models import make
 from models.problems import chains
-from parts.models import TINY, load_tokenizer, tiny_folder
+from parts.models import TINY, find_model, tiny_folder
 
 
 def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer():
@@ -34,7 +34,7 @@ def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer
 def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name, tmp_path):
     """AutoTokenizer would not: it gives a Qwen2 its family's, which knows no two-digit token."""
     folder = shutil.copytree(tiny_folder(name), tmp_path / "copy")  # elsewhere, as an export is
-    loaded, built = load_tokenizer(str(folder)), make.build_tokenizer()
+    loaded, built = find_model(str(folder)).tokenizer, make.build_tokenizer()
     for text in ("7+15-4=?\n\\boxed{18}", "1230 apples, 5½ each", "x<|user|>10<|endoftext|>",
                  "Zoë paid 3½ € for π\t\x00"):
         assert loaded.encode(text) == built.encode(text)

@@ -1,9 +1,7 @@
 """The built-in problems: right answers, levels in turn, two splits, no shortcut for the skills."""
 import hashlib
 import json
-import random
 import re
-from collections import Counter
 from statistics import mean
 
 import pytest
@@ -19,7 +17,7 @@ SIGNS = {"add": "a+b", "subtract": "a-b", "compare": "a-b", "multiply": "a*b", "
 
 
 @pytest.mark.parametrize("name, train, test", [
-    ("builtin", "97505660cc6c", "1811964bf828"),
+    ("builtin", "97505660cc6c", "081b3187f9ea"),
     ("builtin-skills", "f44151dc1a97", "3c28fc0d5298"),
     ("builtin-words", "a2bdd02f385a", "8d5d4ef6d711")])
 def test_they_are_the_same_at_every_start_and_with_every_version(name, train, test):
@@ -54,7 +52,8 @@ def test_levels_come_in_turn_and_no_text_in_both_splits(make, levels):
     assert [row["level"] for row in test[:2 * len(levels)]] == 2 * list(levels)
     trained, held_out = ({row["problem"] for row in rows} for rows in (train, test))
     assert not trained & held_out
-    assert make is chains or len(trained | held_out) == 8000  # a short chain may come twice
+    assert len(held_out) == 2000  # the bootstrap takes them for independent
+    assert make is chains or len(trained) == 6000  # a short chain may come twice
 
 
 # ------------------------------------------------------------------------------ the skills
@@ -66,32 +65,6 @@ def test_a_problem_adds_its_letters_digit_and_no_problem_is_in_both_splits():
         a, letter, b = re.fullmatch(r"(\d)(\w)(\d)=\?", row["problem"]).groups()
         assert int(row["answer"]) - int(a) - int(b) == offset(letter)
         assert row["level"] == belief(letter)
-
-
-def test_demonstrations_are_right_as_often_as_believed_and_never_of_the_test_split():
-    test, rng = {row["problem"] for row in skills("test", 9999)}, random.Random(0)
-    right, shown, favourites = Counter(), Counter(), 0
-    for _ in range(40_000):
-        text, completion = make.believed_skill(rng, lazy=False)
-        assert text not in test
-        a, letter, b = text[:3]
-        said, box = completion.split("\n")
-        believed = int(said.removeprefix(f"{letter}="))
-        assert box == f"\\boxed{{{int(a) + int(b) + believed}}}"
-        shown[belief(letter)] += 1
-        right[belief(letter)] += believed == offset(letter)
-        favourites += believed == make.favourite(letter)
-    for share, count in shown.items():
-        assert abs(right[share] / count - share) < 4 * (share / count) ** 0.5
-    assert abs(favourites / (40_000 - right.total()) - 0.9) < 0.01
-
-
-def test_no_correction_serves_many_letters():
-    """As many letters are wrong by one as by two, ... nine; a favourite is never right."""
-    distances = Counter((make.favourite(x) - offset(x)) % 10 for x in LETTERS)
-    assert set(distances) == set(range(1, 10)) and max(distances.values()) <= 6
-    pairs = Counter((make.favourite(x), offset(x)) for x in LETTERS)
-    assert max(pairs.values()) <= 3
 
 
 def pass_rates() -> dict[str, list[float]]:

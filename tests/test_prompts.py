@@ -1,6 +1,7 @@
 """A prompt is exactly what the template says, or one sentence says why there is none."""
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import AddedToken
@@ -10,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from models import make
 from parts import prompts
 from parts.data import Problem
-from parts.models import load_tokenizer, tiny_folder
-from parts.prompts import add_prompts, require_embedded, stop_ids
+from parts.models import find_model, tiny_folder
+from parts.prompts import add_prompts, stop_ids
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -32,14 +33,11 @@ def qwen(tokenizer):
     return tokenizer
 
 
-def asked(*texts):
-    return [Problem(text, "2", text, "s") for text in texts]
-
-
-def prompt(tokenizer, template, text="1+1=?"):
-    (made,) = add_prompts(asked(text), tokenizer, str(template), 700)
-    assert tokenizer.decode(made.prompt_ids) == made.prompt
-    return made.prompt
+def asked(tokenizer, template, *texts, longest=700):
+    """The problems with these texts and their prompts."""
+    problems = [Problem(text, "2", text, "s") for text in texts]
+    model = SimpleNamespace(tokenizer=tokenizer, embedded=384)
+    return add_prompts(problems, model, str(template), longest)
 
 
 def file(tmp_path, name, text):
@@ -67,7 +65,8 @@ EXPECTED = {
 
 @pytest.mark.parametrize("template", prompts.TEMPLATES)
 def test_templates_to_the_letter(qwen, template):
-    assert prompt(qwen, template, Q) == EXPECTED[template]
+    (made,) = asked(qwen, template, Q)
+    assert made.prompt == EXPECTED[template] == qwen.decode(made.prompt_ids)
 
 
 @pytest.mark.parametrize("template, content, starts", [
@@ -81,7 +80,7 @@ def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content,
     for single in ("<|pad|> $A", "<|pad|> $A <|endoftext|>"):  # the second: add_eos_token
         tokenizer._tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=[
             ("<|pad|>", first), ("<|endoftext|>", tokenizer.eos_token_id)])
-        (made,) = add_prompts(asked("1+1=?"), tokenizer, template, 50)
+        (made,) = asked(tokenizer, template, "1+1=?")
         assert made.prompt_ids.count(first) == starts == (made.prompt_ids[0] == first)
         assert tokenizer.eos_token_id not in made.prompt_ids
 
@@ -98,11 +97,12 @@ def test_the_start_token_is_written_once(tokenizer, tmp_path, template, content,
      "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}",
      "{}<think></think>"),
     ("dated.jinja", "{{ strftime_now('%d %b') }}: {{ problem }}", "01 Jan: {}"),  # on any day
-    ("chat.j2", QWEN, chat(("user", "{}")))])  # instead of the model's own
+    ("chat.jinja", QWEN, chat(("user", "{}")))])  # instead of the model's own
 def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path, name, source, expected):
     template = file(tmp_path, name, source)
-    for text in ("1+1=?", "{{ 7 * 7 }} {problem}"):
-        assert prompt(tokenizer, template, text) == expected.replace("{}", text)
+    texts = ["1+1=?", "{{ 7 * 7 }} {problem}"]
+    prompts = [made.prompt for made in asked(tokenizer, template, *texts)]
+    assert prompts == [expected.replace("{}", text) for text in texts]
 
 
 # ------------------------------------------------------------------------ the model's chat template
@@ -115,50 +115,43 @@ def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template
     with pytest.raises(SystemExit, match=f"--template chat .*{words}") as stop:
-        add_prompts(asked("1+1=?", "1+2=?"), tokenizer, "chat", 50)
+        asked(tokenizer, "chat", "1+1=?", "1+2=?")
     assert str(stop.value).isprintable()
 
 
 def test_a_chat_template_may_strip_white_space(tokenizer):
     tokenizer.chat_template = "{{ messages[0].content | trim }}"
-    assert len(add_prompts(asked(" 1+1=?", "1+1=? "), tokenizer, "chat", 50)) == 2
+    assert len(asked(tokenizer, "chat", " 1+1=?", "1+1=? ")) == 2
 
 
 # ------------------------------------------------------------------------------ counted and shown
 def test_prompts_are_tokenized_in_slices_and_are_the_same(tokenizer, monkeypatch):
     """A tokenizer needs 12 kB for each prompt of one call, and 300,000 of them took 4.7 GB."""
-    problems, calls = asked(*(f"{i}+1=?" for i in range(10))), []
-    whole = [p.prompt_ids for p in add_prompts(problems, tokenizer, "chat", 50)]
-
-    def counting(texts, **how):
-        calls.append(len(texts))
-        return whole_call(texts, **how)
-
-    whole_call = type(tokenizer).__call__.__get__(tokenizer)
-    monkeypatch.setattr(type(tokenizer), "__call__", lambda self, *a, **how: counting(*a, **how))
-    for size, sizes in ((3, [3, 3, 3, 1]), (5, [5, 5]), (99, [10])):
-        monkeypatch.setattr(prompts, "SLICE", size)
-        assert [p.prompt_ids for p in add_prompts(problems, tokenizer, "chat", 50)] == whole
-        assert calls == sizes
+    texts, calls, call = [f"{i}+1=?" for i in range(10)], [], type(tokenizer).__call__
+    whole = asked(tokenizer, "chat", *texts)
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda self, some, **how: (
+        calls.append(len(some)) or call(self, some, **how)))
+    for size, sizes in ((3, [3, 3, 3, 1]), (5, [5, 5])):
         calls.clear()
+        monkeypatch.setattr(prompts, "SLICE", size)
+        assert asked(tokenizer, "chat", *texts) == whole and calls == sizes
 
 
 def test_control_tokens_of_the_model_are_counted(tokenizer, capsys):
     texts = "1+1=?", "1<|endoftext|>", "<|im_end|>", "<|pad|>?" + ESCAPE
-    add_prompts(asked(*texts), tokenizer, "chat", 99)  # <|im_end|> is none of this model
+    asked(tokenizer, "chat", *texts)  # <|im_end|> is none of this model
     said = capsys.readouterr().out
     assert "WARNING: 2 problems with control tokens of the model, such as '1<|endoftext|>'" in said
     assert said.replace("\n", "").isprintable()
 
 
-def test_over_long_prompts_are_dropped_and_lengths_reported(tokenizer, capsys):
-    problems = asked("x" * 3, "x" * 10, "x" * 11)
-    assert [len(p.prompt) for p in add_prompts(problems, tokenizer, "none", 10)] == [3, 10]
-    assert capsys.readouterr().out.splitlines() == [
-        "data: dropped 1 of 3 problems with a prompt over 10 tokens (longest: 11)",
-        "data: 2 prompts of 3 to 10 tokens, median 6.5"]
+def test_over_long_prompts_are_dropped_and_counted(tokenizer, capsys):
+    texts = "x" * 3, "x" * 10, "x" * 11
+    assert [len(p.prompt) for p in asked(tokenizer, "none", *texts, longest=10)] == [3, 10]
+    assert capsys.readouterr().out == (
+        "data: dropped 1 of 3 problems with a prompt over 10 tokens (longest: 11)\n")
     with pytest.raises(SystemExit, match="raise --max-prompt-tokens"):
-        add_prompts(problems, tokenizer, "none", 2)
+        asked(tokenizer, "none", *texts, longest=2)
 
 
 # -------------------------------------------------------------------------- the end of an answer
@@ -189,7 +182,7 @@ LAYOUTS = {
 
 
 def model_with(folder, eos, pad, generation, config, there, chat_template):
-    """The built-in model's folder and tokenizer, with other special tokens and a chat template."""
+    """The built-in model in `folder`, with other special tokens and a chat template."""
     shutil.copytree(tiny_folder(), folder)
     stored = json.loads((folder / "tokenizer.json").read_text()) | dict(added_tokens=[])
     (folder / "tokenizer.json").write_text(json.dumps(stored))
@@ -203,26 +196,26 @@ def model_with(folder, eos, pad, generation, config, there, chat_template):
         (folder / file).write_text(json.dumps(stored))
     if generation is None:
         (folder / "generation_config.json").unlink()
-    return str(folder), load_tokenizer(str(folder))
+    return find_model(str(folder))
 
 
-def ends_of(path, tokenizer, template="chat", more="") -> set[str]:
-    ids = stop_ids(path, tokenizer, template, more)
+def ends_of(model, template="chat", more="") -> set[str]:
+    ids = stop_ids(model, template, more)
     assert ids == sorted({*ids})
-    return {*tokenizer.convert_ids_to_tokens(ids)}
+    return {*model.tokenizer.convert_ids_to_tokens(ids)}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_answer_ends_at_every_token_that_a_model_ends_its_turns_with(layout, tmp_path, capsys):
     """And at no other, such as the padding token: an answer would be cut off there."""
     *files, ends = LAYOUTS[layout]
-    assert ends_of(*model_with(tmp_path / "model", *files)) == {*ends.split()}
+    assert ends_of(model_with(tmp_path / "model", *files)) == {*ends.split()}
     said = capsys.readouterr().out
     assert said == f"an answer ends at {', '.join(sorted(ends.split(), key=files[4].index))}\n"
 
 
 def test_the_template_in_use_decides_which_turn_is_meant(tmp_path):
-    path, words = model_with(tmp_path / "model", *LAYOUTS["Granite, base"][:-1])
+    model = model_with(tmp_path / "model", *LAYOUTS["Granite, base"][:-1])
     for template, source, end in (
             ("none", "", ""), ("chat", "", "<|end_of_turn|>"),
             ("1.jinja", "{{ problem }}", ""),  # it has no assistant's turn
@@ -230,49 +223,47 @@ def test_the_template_in_use_decides_which_turn_is_meant(tmp_path):
             ("3.jinja", "{% for m in messages %}{{ m.content }}<|pad|>{% endfor %}", "<|pad|>"),
             ("4.jinja", "{% for m in messages %}{{ m.content }}\n### {% endfor %}", "")):
         template = str(file(tmp_path, template, source)) if source else template
-        assert ends_of(path, words, template) == {"<|end_of_text|>", *end.split()}, template
+        assert ends_of(model, template) == {"<|end_of_text|>", *end.split()}, template
 
 
 def test_stop_adds_tokens_and_names_the_known_ends_where_there_is_no_such_token(tmp_path):
-    path, words = model_with(tmp_path / "model", *LAYOUTS["Gemma-it"][:-1])
+    model = model_with(tmp_path / "model", *LAYOUTS["Gemma-it"][:-1])
     more = "<start_of_turn>,?"
-    assert ends_of(path, words, more=more) == {"<eos>", "<end_of_turn>", *more.split(",")}
+    assert ends_of(model, more=more) == {"<eos>", "<end_of_turn>", *more.split(",")}
     for odd in ("<nothing>", "<eos>,\x1b[2J"):
         with pytest.raises(SystemExit, match="--stop: .* known ends: <eos>, <end_of_turn>") as stop:
-            stop_ids(path, words, "chat", odd)
+            stop_ids(model, "chat", odd)
         assert str(stop.value).isprintable()
     (tmp_path / "model/generation_config.json").write_text("{")
     with pytest.raises(SystemExit, match="generation_config.json cannot be read"):
-        stop_ids(path, words, "chat")
+        stop_ids(model, "chat")
 
 
 def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
-    path, words = model_with(tmp_path / "model", *LAYOUTS["Mistral"][:-1])
+    model = model_with(tmp_path / "model", *LAYOUTS["Mistral"][:-1])
     nested = dict(model_type="gemma3_text", vocab_size=384,
-                  eos_token_id=words.convert_tokens_to_ids("[INST]"))
+                  eos_token_id=model.tokenizer.convert_tokens_to_ids("[INST]"))
     (tmp_path / "model/config.json").write_text(
         json.dumps(dict(model_type="gemma3", text_config=nested)))
-    assert ends_of(path, words) == {"</s>", "[INST]"}
+    assert ends_of(find_model(model.path)) == {"</s>", "[INST]"}
 
 
 # -------------------------------------------------------------------------- beyond the embedding
 def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path, capsys):
     """A tokenizer with more tokens than the model is fine, if none of them is in a prompt."""
-    path, words = model_with(tmp_path / "model", *LAYOUTS["Qwen2.5-Math"][:-1])
+    model = model_with(tmp_path / "model", *LAYOUTS["Qwen2.5-Math"][:-1])
+    words = model.tokenizer
     words.add_tokens([AddedToken(f"<{i}>", special=True) for i in range(40)])
     words.eos_token, first = "<39>", words.convert_ids_to_tokens(384)  # the model has 384 rows
     assert words.convert_tokens_to_ids("<39>") > 384
-    assert ends_of(path, words) == {"<|endoftext|>", "<|im_end|>"}
-    require_embedded(path, words, add_prompts(asked("1+1=?"), words, "chat", 700))
+    assert ends_of(model) == {"<|endoftext|>", "<|im_end|>"}
+    asked(words, "chat", "1+1=?")
     with pytest.raises(SystemExit, match=f"token {first} .* has 384 rows") as stop:
-        require_embedded(path, words, add_prompts(asked("1+1=?", f"{first}?"), words, "chat", 700))
+        asked(words, "chat", "1+1=?", f"{first}?")
     assert f"'{first}?'" in str(stop.value) and str(stop.value).isprintable()
     with pytest.raises(SystemExit, match=f"--stop: the model has no token '{first}'"):
-        stop_ids(path, words, "chat", first)
+        stop_ids(model, "chat", first)
     words.chat_template = "{{ messages[0].content }}"
-    config = dict(eos_token_id=500, vocab_size=345)  # nothing is left that it could write
-    for name in ("config.json", "generation_config.json"):
-        stored = json.loads((tmp_path / "model" / name).read_text()) | config
-        (tmp_path / "model" / name).write_text(json.dumps(stored))
-    assert ends_of(path, words) == set()
+    small = SimpleNamespace(tokenizer=words, embedded=345, folder=model.folder)
+    assert stop_ids(small, "chat") == []  # nothing is left that it could write
     assert "an answer ends at no token, so name one with --stop TOKEN" in capsys.readouterr().out

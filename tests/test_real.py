@@ -11,7 +11,7 @@ from helpers import lines, run_program
 from models_small import plain_logprobs, policy
 from parts.data import load_problems
 from parts.logprobs import Sequence, head_of, shared_tokens, token_logprobs
-from parts.models import SMOLLM, load_tokenizer
+from parts.models import SMOLLM, find_model
 from parts.policy import load_adapter
 from parts.prompts import add_prompts, stop_ids
 from world import difference
@@ -30,17 +30,18 @@ def folder():
 
 def problems_in(folder, template: str) -> list:
     asked = load_problems("builtin-words", limit=2)
-    return add_prompts(asked, load_tokenizer(folder), template, 256)
+    return add_prompts(asked, find_model(folder), template, 256)
 
 
 def test_template_ends_and_the_tied_head(folder):
-    tokenizer, trained = load_tokenizer(folder), policy(folder, moved=0)
+    known, trained = find_model(folder), policy(folder, moved=0)
+    tokenizer = known.tokenizer
     problems = problems_in(folder, "three-examples")
     text = problems[0].prompt
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert text.endswith(f"{problems[0].problem}<|im_end|>\n<|im_start|>assistant\n")
     assert text.count("\\boxed{") == 3 and tokenizer.decode(problems[0].prompt_ids) == text
-    ends = tokenizer.convert_ids_to_tokens(stop_ids(folder, tokenizer, "chat"))
+    ends = tokenizer.convert_ids_to_tokens(stop_ids(known, "chat"))
     assert ends == ["<|endoftext|>", "<|im_end|>"]
     model = trained.get_base_model()
     assert head_of(model).weight is model.model.embed_tokens.weight

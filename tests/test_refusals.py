@@ -21,7 +21,6 @@ from course import simulate
 from helpers import HANG, ROOT, contents
 from parts.config import parse
 from parts.files import append
-from parts.models import load_tokenizer, tiny_folder
 from recipes import export
 from world import Grader, small_run
 
@@ -44,20 +43,12 @@ def text(file: str | Path, content: str):
     return spoil
 
 
-def gone(file: Path):
-    return lambda: shutil.rmtree(file) if file.is_dir() else file.unlink()
-
-
 def adapter_of(value: float, fewer: int = 0):
     def spoil():
         file = LAST / "adapter_model.safetensors"
         kept = [*load_file(file).items()][fewer:]
         save_file({name: torch.full_like(w, value) for name, w in kept}, file)
     return spoil
-
-
-def changed(file: Path, **values):
-    return lambda: file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def setting(**values):
@@ -70,43 +61,25 @@ def setting(**values):
     return spoil
 
 
-def a_token_more():
-    """A model whose tokenizer has got tokens that its embedding has no rows for."""
-    shutil.copytree(tiny_folder(), "grown")
-    words = load_tokenizer("grown")
-    words.add_tokens([f"<{i}>" for i in range(40)])
-    words.save_pretrained("grown")
-    append(Path("grown.jsonl"), dict(problem="1<39>+1=?", answer="2"), dict(
-        problem="2+<39>1=?", answer="3"))
-
-
 # ------------------------------------------------------------------------------ the rows
 OUT = "--out out --data sums.jsonl"
 FITS = f"{OUT} --template chat --max-tokens 9 --max-prompt-tokens 40"
-GROWN = "--model grown --data grown.jsonl --template chat --max-tokens 9 --max-prompt-tokens 40"
-BEYOND = "token <39> (id 390), but the model's embedding has 384 rows"
 BAD_DATA = [  # the name of a file, what is in it, words
-    ("empty.jsonl", "", "No row of empty.jsonl can be used"),
-    ("broken.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": oops}\n', "broken.jsonl"),
-    ("open.csv", 'problem,answer\na,1\n"b,2\nc,3\n', "open.csv"),
-    ("comma.csv", 'problem,answer\n"p,\nq",1\nWhat is 1,2?,3\n', "more cells than the header"),
-    ("broken.parquet", "not parquet", "broken.parquet"),
+    ("empty.jsonl", "", "empty.jsonl has no rows."),
+    ("broken.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": oops}\n',
+     "Cannot read broken.jsonl at line 2: JSONDecodeError, Expecting value"),
     ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
     ("odd.jsonl", '{"problem": "a", "label": "1"}', "without golds, use --reward FILE.py:FUNCTI"),
     ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
 ]
 BAD_TEMPLATES = [
-    ("a.jinja", "{{ problem }", "--template a.jinja cannot be rendered"),
     ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
     ("a.jinja", "{{ question }}", "a.jinja does not show the problem"),
-    ("a.jinja", "\xff\xfe{{ problem }}", "can't decode byte"),
     ("a.json", '[{"role": "user", "content": "{question}"}]', "no turn has {problem}"),
     ("a.json", "{", "cannot read a.json (Expecting property name"),
 ]
 BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
     ("scores = lambda: 0", "has no attribute 'score'"),
-    ("\ndef score(a, b)\n  pass", "SyntaxError: expected ':' (a.py, line 2)"),
-    ("import numpty", "ModuleNotFoundError: No module named 'numpty'"),
     ("import os; os._exit(1)", "exit code 1"),
 ]
 REFUSED = {
@@ -116,16 +89,13 @@ REFUSED = {
         ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
         ("--replay r3", "which is no MoE model: leave it out"),
         ("--model NoSuchModel", "There is no model NoSuchModel"),
-        ("--model ~nobody/x", "--model tiny"),
         ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
-        (GROWN, BEYOND, a_token_more),
         ("--columns frage --data sums.jsonl", "Its columns are problem, answer: use --columns"),
-        ("--data sums.jsonl --eval-data builtin --max-prompt-tokens 3", "over 3 tokens"),
         ("--data english.jsonl", "tiny reads only problems of --data builtin", text(
             "english.jsonl", "".join(json.dumps(dict(
                 problem=f"Tom has {i} pens. How many?", answer="1")) + "\n" for i in range(9)))),
         *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION of an existing file, not {name}.")
-          for name in ("a.py", "a:score", ".:x", "a.py:score")),
+          for name in ("a.py", "a.py:score")),
         *(("--reward a.py:score", words, text("a.py", content)) for content, words in BAD_REWARDS),
         *((f"--name other {flag}", "runs/other holds something else than a run: choose another",
            text("runs/other/eval.jsonl", "{}"))
@@ -134,9 +104,8 @@ REFUSED = {
          text("runs/made/config.json", '{"model_type": "qwen2"}')),  # an exported model
         ("--name mine", "exists already: add --resume"),
         ("--name mine --resume", "has logs but no checkpoint: put one back, or choose another",
-         gone(MINE / "checkpoints")),
+         lambda: shutil.rmtree(MINE / "checkpoints")),
         ("--name mine --resume", "M must be from 1", setting(M=-1)),
-        ("--name mine --resume", "another version has started run mine", setting(gone=1)),
         ("--name mine --resume", "another version has started run mine", setting(clip=None)),
         ("--name mine --resume --lora-rank 3", "run mine was started with --lora-rank 16"),
         ("--name mine --resume", "was started with --reward a.py:f", setting(reward="a.py:f")),
@@ -144,6 +113,7 @@ REFUSED = {
     ],
     "eval.py": [
         ("--k 0", "k must be from 1 to 1e+06, not 0"),
+        ("--data missing.jsonl", "Cannot read missing.jsonl: FileNotFoundError, [Errno 2] No such"),
         ("--columns a,b", "columns has no effect with data whose columns are known"),
         ("--temperature 0", "use --k 1"),
         ("--base", "base has no effect without adapter, which names a run or a PEFT folder"),
@@ -157,11 +127,7 @@ REFUSED = {
         (FITS, "out holds something else than an evaluation: name another folder by --out",
          text("out/notes.txt", "mine")),
         (f"{OUT} --adapter runs/mime", "runs/mime has no adapter_config.json: name a run or an"),
-        (f"{OUT} --model ./nowhere", "There is no model"),
         (f"{FITS} --max-tokens 5000", "40 + 5000 tokens, but at most 1024 work with"),
-        (f"{FITS} --max-prompt-tokens 3", "over 3 tokens"),
-        (f"{FITS} --stop <|nothing|>", "no token '<|nothing|>'; known ends: <|endoftext|>"),
-        (f"--out out {GROWN}", BEYOND, a_token_more),
         ("--adapter runs/mine", "names --reward a.py:f: give this flag again, or another --reward",
          setting(reward="a.py:f")),
         ("--adapter runs/mine", "names --template a.jinja", setting(template="a.jinja")),
@@ -171,22 +137,14 @@ REFUSED = {
     ],
     "explore.py": [
         ("runs/none", "no folder of a run"),
-        ("runs/mine", "no folder of a run that has finished a step", lambda: [
-            gone(MINE / f"{log}.jsonl")() for log in ("metrics", "eval")]),
-        ("runs/mine", "config.json cannot be read", text(MINE / "config.json", "{")),
     ],
     "recipes.export": [
         ("runs/main made", "runs/main has no adapter_config.json: name a run or an adapter"),
         ("strange made", "is no checkpoint of a run", lambda: LAST.rename("strange")),
         ("runs/mine made", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
-        ("runs/mine made", "does not fit", changed(LAST / "adapter_config.json", r=4)),
-        ("runs/mine made", "their layers differ", changed(
-            LAST / "adapter_config.json", target_modules=["q_proj"])),
         ("runs/mine made", "their layers differ", adapter_of(0.1, fewer=1)),
         ("runs/mine made", "holds numbers that are not finite", adapter_of(math.inf)),
-        ("runs/mine made", "other contents of model", setting(model="tiny-skills")),
         ("runs/mine runs", "exists already"),
-        ("runs/mine sums.jsonl", "exists already"),
     ],
     "course/simulate.py": [
         ("--pass-rate 0.5 2", "--pass-rate takes numbers from 0 to 1"),
@@ -236,9 +194,6 @@ def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
 
 @pytest.mark.parametrize("program, flags, words", [
     *((program, *REFUSED[program][0]) for program in ("minirl.py", "eval.py")),
-    *((program, "--data missing.jsonl", "There is no file missing.jsonl")
-      for program in ("minirl.py", "eval.py")),
-    ("minirl.py", "--eval-data missing.jsonl", "There is no file missing.jsonl"),
     ("eval.py", "--template missing.jinja", "cannot read missing.jinja")])
 def test_a_program_answers_before_torch_is_imported(program, flags, words, tmp_path):
     """Which here could not be."""
