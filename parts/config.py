@@ -239,7 +239,7 @@ def parse(argv: list[str] | None = None) -> Config:
 
 
 def parse_before_torch() -> Config:
-    """`parse` before the slow imports, so --help, wrong flags and missing files end at once.
+    """`parse` before the slow imports, so --help and wrong flags end at once.
 
     Ctrl-C ends those imports without a traceback. The built-in models are small and get one thread.
     """

@@ -162,7 +162,7 @@ def read_file(name: str) -> list[dict]:
         return rows
     except Exception as error:  # Arrow's errors have no common class
         where = f" at line {line}" if line else ""
-        words = getattr(error, "msg", error) if line else error  # JSON's own numbers are of the line
+        words = getattr(error, "msg", error) if line else error  # JSON would say "line 1"
         raise SystemExit(f"Cannot read {shown(name)}{where}: {type(error).__name__}, "
                          f"{shown(words, 400)}") from None
 

@@ -21,9 +21,8 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 CACHE = MODELS.parent / ".cache"
 SMOLLM = "SmolLM2-135M-Instruct"
 SMOLLM_ON_HUB = f"HuggingFaceTB/{SMOLLM}"
-OWNERS = {  # owner on the hub, by the beginning of a model's name
-    "qwen": "Qwen", "qwq": "Qwen", "llama": "meta-llama", "meta-llama": "meta-llama",
-    "smollm": "HuggingFaceTB"}
+# the owner on the hub, by the beginning of a model's name
+OWNERS = {"qwen": "Qwen", "llama": "meta-llama", "smollm": "HuggingFaceTB"}
 FAMILIES = (  # can be trained; tests/test_agreement.py compares each with the engine
     "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi3", "gemma", "gemma2",
     "gemma3_text", "qwen3_moe", "olmoe", "mixtral")

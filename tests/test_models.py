@@ -42,7 +42,7 @@ def change(folder, **settings):
 # ------------------------------------------------------------------------------------------- names
 @pytest.mark.parametrize("name, found", [
     ("Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"), ("someone/model", "someone/model"),
-    ("Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B"), (str(ROOT), str(ROOT)), ("tiny", "tiny")])
+    ("Llama-3.2-1B", "meta-llama/Llama-3.2-1B"), (str(ROOT), str(ROOT)), ("tiny", "tiny")])
 def test_a_name_is_made_whole(name, found):
     assert models.resolve_model(name) == found
 
