@@ -180,8 +180,8 @@ def decoded(value):
     if not isinstance(value, dict):
         return value
     ((kind, inside),) = value.items()
-    if kind == "fraction":
-        return Fraction(inside)
+    if kind == "fraction":  # of two integers, because Fraction("1e999999999") takes for ever
+        return Fraction(*map(int, inside.split("/")))
     if kind == "tuple":
         return tuple(map(decoded, inside))
     if kind == "dict":

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import types
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -373,6 +374,13 @@ def alive() -> list[int]:
             state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
             found += [int(group)] if state != "Z" else []
     return found
+
+
+@pytest.mark.parametrize("sent", ["1e999999999", "1e-999999999", "9" * 10**6, "1/0", 7, ["1/2"]])
+def test_no_number_that_a_submission_sends_takes_the_checker_for_ever(sent):
+    with pytest.raises((ValueError, AttributeError, ZeroDivisionError)):
+        submission.decoded(dict(fraction=sent))
+    assert submission.decoded(submission.encoded(Fraction(-3, 7))) == Fraction(-3, 7)
 
 
 def test_a_file_that_only_waits_is_stopped(tmp_path, monkeypatch):
