@@ -94,9 +94,9 @@ def bootstrap(sets: list, weights: list | None = None, resamples=4000, seed=0) -
 
     Questions are resampled within each set. For differences of two models on the same questions,
     this is the paired interval. With fewer than about 30 questions it is too narrow, and if all
-    values are equal it is a point. All is NaN if a set is empty.
+    values are equal it is a point. None counts for nothing; if a set has nothing else, all is NaN.
     """
-    sets = [list(values) or [math.nan] for values in sets]
+    sets = [[value for value in values if value is not None] or [math.nan] for values in sets]
     rng, total = np.random.default_rng(seed), np.zeros(resamples)
     weights = np.ones(len(sets)) if weights is None else np.array(weights, float)
     for value_Q, weight in zip(map(np.asarray, sets), weights / weights.sum()):
@@ -120,10 +120,6 @@ def means_Q(rows: list[dict], k: int) -> list[float | None]:
             for answers in judged_Q(rows, k)]
 
 
-def without_none(values_Q: list[float | None]) -> list[float]:
-    return [value for value in values_Q if value is not None]
-
-
 def report(rows: list[dict], k: int) -> dict:
     """The results of some questions: avg (avg@k), ci_low, ci_high, pass {j: pass@j}, and more.
 
@@ -143,7 +139,7 @@ def report(rows: list[dict], k: int) -> dict:
 
     js = sorted({k, *(2**i for i in range(k.bit_length()))})
     verdicts = Counter(row["status"] for row in rows)
-    return bootstrap([without_none(means_Q(rows, k))]) | {
+    return bootstrap([means_Q(rows, k)]) | {
         "k": k, "questions": questions, "left_out": questions - len(answers_Q),
         "correct": sum(right_Q) / count, "pass": {j: pass_at(j) for j in js},
         "no_box": verdicts["no_box"] / count,
@@ -179,7 +175,7 @@ def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
         sets[name] = report(of_set, k) | {"levels": {
             level: report([row for row in of_set if row.get("level") == level], k)
             for level in sorted(levels, key=lambda level: (len(level), level))}}  # 2 before 10
-        means.append(without_none(means_Q(of_set, k)))
+        means.append(means_Q(of_set, k))
     return dict(sets=sets, weighted=bootstrap(means, list(weights.values())))
 
 
