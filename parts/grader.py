@@ -112,7 +112,7 @@ def takes_raw(function) -> bool:
     """Whether a user's function has a parameter `raw`. Raises TypeError if it cannot be called."""
     takes, called = signature(function), CALLED.format(function.__name__)
     names = list(takes.parameters)[:2]
-    if names[:1] == ["completion"] or OF_OTHERS.intersection(names):
+    if names[:1] == ["completion"] or names[1:] == ["problem"] or OF_OTHERS.intersection(names):
         raise TypeError(called)
     raw = {"raw": ""} if "raw" in takes.parameters else {}
     try:

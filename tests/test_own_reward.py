@@ -126,7 +126,8 @@ CALLED = "it is called as score"
     ("completions, **kwargs", CALLED), ("prompts, completions, **kwargs", CALLED),  # TRL
     ("solution_str, ground_truth", CALLED),  # verl
     ("data_source, solution_str, ground_truth, extra_info=None", CALLED),
-    ("completion, problem", CALLED), ("a, b, *, c", "missing a required"),
+    ("completion, problem", CALLED), ("response, problem", CALLED), ("answer, problem", CALLED),
+    ("a, b, *, c", "missing a required"),
     ("a, raw", "multiple values for argument 'raw'")])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")
