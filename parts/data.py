@@ -62,13 +62,20 @@ INSTRUCTIONS = re.compile("|".join(map(re.escape, (
 # counts only inside $...$, because in a sound text a line may begin with `u = 3`.
 BROKEN_TEX = re.compile(r"""
     (?P<surely> [\x00-\x08\x0b\x0c\x0e-\x1f\x7f]
-        | (?: \theta | \times | \text(bf|it|rm)? | \tau | \tfrac | \triangle | \tilde | \therefore
-            | \neq | \nabla | \not(in)? | \ngeq | \nleq | \newline
-            | \rho | \right(arrow)? | \rfloor | \rceil | \rbrace | \rvert ) (?![A-Za-z]))
-    | (?: \tan | \to | \top | \nu | \ne | \rangle | \root | \rm ) (?![A-Za-z])""", re.VERBOSE)
+        | (?: \theta | \times | \text(bf|it|rm|tt|style)? | \tau | \t(frac|binom) | \tag(?=\{)
+            | \triangle(left|right)?(eq)? | \tilde | \therefore | \thinspace
+            | \neq | \nabla | \not(in|ag)? | \n(geq|leq)(slant)? | \nsubseteq | \nonumber | \natural
+            | \newline
+            | \rho | \right(arrow|leftharpoons)? | \rfloor | \rceil | \rbrac[ek] | \r[vV]ert
+          ) (?![A-Za-z]))
+    | (?: \tanh? | \to | \top | \nu | \ne | \neg | \nmid | \nsim | \ncong | \ngtr
+        | \rangle | \root | \rm ) (?![A-Za-z])
+    """, re.VERBOSE)
+DOLLAR = re.compile(r"(?<!\\)\$")  # that begins or ends a formula
 HTML_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[A-Za-z]{2,}\d*);")
 POWER_OF_TEN = re.compile(r"([-+]?[\d.]+)[eE]([-+]?\d{1,9})")
-TEXT_OF_A_LIST = re.compile(r"""\[\s*(?: (["']).*\1 | [^\s,]* )\s*\]""", re.DOTALL | re.VERBOSE)
+TEXT_OF_A_LIST = re.compile(
+    r"""\[\s*(?: ["'].*["'] | [^\s,]* | [-+.\d]+(\s+[-+.\d]+)+ )\s*\]""", re.DOTALL | re.VERBOSE)
 
 
 @dataclass
@@ -253,20 +260,22 @@ def gold_text(value) -> str:
 
 
 def as_list(text: str) -> str | list:
-    """The list `['70']`, as pandas writes it to a CSV file, or `['7' '8']`, as numpy writes it.
-
-    Another text stays: `[0, 1]` is an interval.
+    """The list `['70']` or `[np.float64(70.0)]`, as pandas writes it to a CSV file, or `['7' '8']`
+    or `[7 8]`, as numpy writes it. Another text stays: `[0, 1]` is an interval.
     """
-    if TEXT_OF_A_LIST.fullmatch(text.strip()):
+    plain = re.sub(r"\bnp\.\w+\(([^()]*)\)", r"\1", text.strip())
+    if TEXT_OF_A_LIST.fullmatch(plain):
+        texts = "'" in plain or '"' in plain
+        gap = r"""(?<=["'])\s+(?=["'])""" if texts else r"(?<=[\d.])\s+(?=[-+.\d])"
         with contextlib.suppress(ValueError, SyntaxError):
-            return ast.literal_eval(re.sub(r"""(["'])\s+(?=["'])""", r"\1, ", text.strip()))
+            return ast.literal_eval(re.sub(gap, ", ", plain))
     return text
 
 
 def require_sound(text: str) -> str:
     """`text`. Raises ValueError if it has a control character, or TeX with a single backslash."""
     for match in BROKEN_TEX.finditer(text):
-        in_math = match.start() == 0 or text.count("$", 0, match.start()) % 2
+        in_math = match.start() == 0 or len(DOLLAR.findall(text, 0, match.start())) % 2
         if match["surely"] or in_math:
             raise ValueError(f"has {match[0]!r} in {shown(repr(text), 80)}")
     return text

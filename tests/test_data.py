@@ -139,7 +139,9 @@ def test_gold_formats(raw, gold):
     ("['70']", "70", "71"), ('["70"]', "70", "7"), ("[70]", "70", "[71]"), ("[0.5]", "1/2", "5"),
     (r"['\\frac{1}{2}']", "0.5", "2"), ("['[0, 1]']", "[0,1]", "(0,1)"),
     ("['1', '2']", "2, 1", "1"), ("['1' '2']", "1, 2", "12"), ("['1'\n '2']", "1, 2", "1"),
-    ("[0, 1]", "[0,1]", "0")])  # the interval
+    ("[np.float64(70.0)]", "70", "71"), ("[np.str_('70') np.str_('8')]", "8, 70", "70"),
+    ("""['1', "2"]""", "1, 2", "1"), ("[1 2 -3]", "1, 2, -3", "123"), ("[ 1. 25.]", "1, 25", "1"),
+    ("['3 1/2']", "7/2", "3"), ("[0, 1]", "[0,1]", "0"), ("[1 2)", "[1 2)", "1")])  # an interval
 def test_the_text_of_a_list_is_its_elements_from_the_file_to_a_verdict(
         tmp_path, cell, right, wrong):
     with open(tmp_path / "a.csv", "w") as file:
@@ -160,7 +162,9 @@ def test_numbers_of_a_parquet_file_are_the_shortest_with_this_value(tmp_path):
 
 BROKEN = [r"\frac{5}{6}", r"Let $\theta = 1$", r"$x \neq 2$", r"$2\times 3$", r"the $\rho$ of",
           r"$\nu$", r"$a \ne b$", r"\beta", r"\nabla f", r"$\tan x$", r"\text{cm}", r"\right)",
-          r"\boxed{5}", r"\u0007lpha", r"\u000bec v", r"a\u007f", r"\u0000", r"\u001b[2J"]
+          r"\boxed{5}", r"\u0007lpha", r"\u000bec v", r"a\u007f", r"\u0000", r"\u001b[2J",
+          r"$\tanh x$", r"\tbinom{5}{2}", r"$x \tag{1}$", r"$p \nmid n$", r"$\neg p$", r"$\rVert$",
+          r"$A \nsubseteq B$", r"\texttt{a}", r"$a \nleqslant b$", r"$x \notag$", r"$a\nsim b$"]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -179,7 +183,8 @@ def test_tex_with_single_backslashes_in_json_ends_the_loading(tmp_path, broken, 
 
 @pytest.mark.parametrize("sound", [
     "Add.\n\tThen stop.\r\nWhat is it?\n", "Let\nu = 3 and\ne = 2,\ni.e. both.", "$$\nu = 3\n$$",
-    "x\ty\tan\to\n1\t2", "For $3\neach\nunder\nequal\nnotes", "\\theta\n\\neq\t\\times"])
+    "x\ty\tan\to\n1\t2", "For $3\neach\nunder\nequal\nnotes", "\\theta\n\\neq\t\\times",
+    "He pays \\$5\nu = 3\tan apple \\$6", "a\tag b\nsim\nmid\neg"])
 def test_white_space_of_sound_problems_stays(tmp_path, sound):
     row = dict(problem=sound, answer="1")
     assert loaded(tmp_path / "a.jsonl", json.dumps(row)) == [(sound, "1")]
