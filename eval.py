@@ -11,8 +11,8 @@ pass@k  the probability that at least one of k answers is right; unbiased (arXiv
         independent. An interval from single answers would be several times too narrow.
 
 A score says nothing without its protocol: Qwen2.5-Math-1.5B has 33 % or 62 % on MATH-500, depending
-on the template (docs/after_training.md). So every result is stored with its protocol, in which
-digests stand for the files of model and adapter. The same command continues an interrupted
+on the template (docs/after_training.md). So the protocol is printed and stored with every result,
+and has digests of the files of model and adapter. The same command continues an interrupted
 evaluation.
 
 An adapter's run decides model, lengths, temperature and k, and its held-out problems are asked. The
@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a small model is slower with more threads
     problems, protocol = problems_and_protocol(flags)
     folder, k = Path(protocol["out"]), flags.k
-    with take(folder):
+    with take(folder, "protocol.json", "--out"):
         require_same_protocol(folder / "protocol.json", protocol)
         sample_missing(problems, protocol, folder)
         rows = stored(folder / "eval.jsonl", problems, k)
@@ -256,10 +256,6 @@ def main(argv: list[str] | None = None) -> None:
 
 def require_same_protocol(file: Path, protocol: dict) -> None:
     """Store what the scores depend on. SystemExit if an evaluation with another is there."""
-    others = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
-    if others and not file.exists():
-        raise SystemExit(f"{shown(file.parent)} holds something else than an evaluation: name "
-                         "another folder by --out.")
     stored = read_json(file) if file.exists() else protocol
     free = ("out", "base", "engine_memory", "engine_sequences")
     changed = [key for key in protocol if key not in free and protocol[key] != stored.get(key)]

@@ -115,11 +115,12 @@ def keep_rows(path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------ who may write
-def take(folder: Path):
-    """Make a folder, or take an existing one. Returns the lock on it, which is an open file.
+def take(folder: Path, mark: str, flag: str):
+    """Make a folder, or take one that has a file `mark`. Returns the lock on it, an open file.
 
     The lock ends when this file is closed, or with the process. Raises SystemExit if another
-    program has it. On a disk without locks (Lustre, some NFS) it prints a warning.
+    program has it, and if the folder holds something else, such as the logs of another program. On
+    a disk without locks (Lustre, some NFS) it prints a warning.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / ".lock", "a")
@@ -130,4 +131,7 @@ def take(folder: Path):
     except OSError:
         print(f"the disk of {shown(folder)} cannot lock files, so do not start a second program "
               "that writes to this folder")
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+    if names and mark not in names:
+        raise SystemExit(f"{shown(folder)} holds something else: choose another {flag}.")
     return lock

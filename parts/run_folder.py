@@ -2,9 +2,10 @@
 
 config.json holds the settings of the last start, the time and the versions of each start, and
 digests of what the numbers depend on. problems.json holds the held-out problems and hashes of the
-trained ones. After a kill only the step that was running is repeated, because each step ends with a
-checkpoint, and this gets its name after all of it is on the disk. It has PEFT's layout, so
-`PeftModel.from_pretrained` and `vllm serve --lora-modules` can load it, and two more files:
+trained ones, and without it a folder is not taken as a run's. After a kill only the step that was
+running is repeated, because each step ends with a checkpoint, and this gets its name after all of
+it is on the disk. It has PEFT's layout, so `PeftModel.from_pretrained` and `vllm serve
+--lora-modules` can load it, and two more files:
 
     optimizer.pt     AdamW, learning-rate schedule, loss scale; loaded without pickled code
     state.json       step, totals, position in the data, what ada-est remembers, sizes of the logs
@@ -33,10 +34,7 @@ def claim(folder: Path, resume: bool):
 
     A run without a checkpoint starts again from step 1, with any settings.
     """
-    lock, saved = take(folder), checkpoints(folder)
-    others = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    if others and "starts" not in read_config(folder):  # or an evaluation would lose its log
-        raise SystemExit(f"{folder} holds something else than a run: choose another --name.")
+    lock, saved = take(folder, "problems.json", "--name"), checkpoints(folder)
     if saved and not resume:
         raise SystemExit(f"{folder} exists already: add --resume, or choose another --name.")
     if saved:
@@ -46,9 +44,7 @@ def claim(folder: Path, resume: bool):
                          "--name.")
     if resume:
         print(f"no checkpoint in {folder}: this starts a new run")
-    if others:  # it stays a run's folder, whatever else is in it and whenever this start is killed
-        write_json(folder / "config.json", dict(starts=[]))
-    for name in ("problems.json", "curves.png", *LOGS):
+    for name in ("config.json", "curves.png", *LOGS):  # problems.json stays: see `take`
         remove(folder / name)
     return lock
 
@@ -73,10 +69,10 @@ def note_start(folder: Path, config: dict, train: list, held_out: list, **inputs
     require_same(folder, inputs)
     start = dict(time=datetime.now(UTC).isoformat(timespec="seconds"), versions=versions())
     starts = [*read_config(folder).get("starts", []), start]
-    write_json(folder / "config.json", dict(config=config, starts=starts) | inputs)
     asked = [asdict(replace(problem, prompt="", prompt_ids=[])) for problem in held_out]
     hashes = sorted({fingerprint(problem)[:16] for problem in train})
     write_json(folder / "problems.json", dict(held_out=asked, trained=hashes))
+    write_json(folder / "config.json", dict(config=config, starts=starts) | inputs)
 
 
 def digests_of_files(config: dict) -> dict[str, str]:
@@ -212,8 +208,7 @@ def find_adapter(name: str) -> str:
 
 
 def run_of(adapter: str) -> Path | None:
-    """The folder of the run that a checkpoint belongs to. SystemExit for a run of another version.
-    """
+    """The folder of a checkpoint's run, if there is one. SystemExit for one of another version."""
     run = Path(adapter).parent.parent
     if Path(adapter).parent.name != "checkpoints" or not (run / "config.json").exists():
         return None

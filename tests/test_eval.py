@@ -243,18 +243,17 @@ SETS = {"a": [question(f"a/{i}", level=str(i % 2)) for i in range(7)],
 PROBLEMS = [problem for problems in SETS.values() for problem in problems]
 
 
-def finish(file, engine=None, problems=PROBLEMS, k=4, grader=None) -> int:
+def finish(file, engine) -> int:
     """Does what is left to do, as `sample_missing` does. Returns how many samples were there."""
     files.keep_rows(file)
     done = list(files.read_rows(file))
-    engine, grader = engine or Engine(slots=3), grader or Grader()
-    for row in draw_samples(engine, grader, problems, k, 9, done=done):
+    for row in draw_samples(engine, Grader(), PROBLEMS, 4, 9, done=done):
         files.append(file, row)
     return len(done)
 
 
-def stored(file, problems=PROBLEMS, k=4):
-    return in_order(map(json.loads, file.open()), problems, k)
+def stored(file):
+    return in_order(lines(file), PROBLEMS, 4)
 
 
 @pytest.mark.parametrize("policy, sync", [
@@ -285,7 +284,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
 def whole(tmp_path_factory):
     """eval.jsonl of an evaluation that nobody has interrupted."""
     file = tmp_path_factory.mktemp("whole") / "eval.jsonl"
-    assert finish(file) == 0
+    assert finish(file, Engine(slots=3)) == 0
     return file
 
 
@@ -303,26 +302,23 @@ def test_stopped_at_any_byte_it_ends_as_if_it_had_not_been(whole, data):
 
 
 def test_a_failed_reward_counts_for_nothing(tmp_path, capsys):
-    """Also in a folder that was continued, and where the other rewards are negative."""
+    """Also in what was stored, and where the other rewards are negative."""
     golds, file = dict(a=["-5", "-4", "nan", "-3"], b=["nan", "-1", "-2"]), tmp_path / "eval.jsonl"
     problems = [question(f"{name}/{i}", gold, name) for name in golds
                 for i, gold in enumerate(golds[name])]
-    for _ in range(2):  # in the place of --reward: an answer is worth its problem's gold
-        finish(file, None, problems, 1, Grader(lambda key, problem, _: float(problem.answer)))
-        rows = stored(file, problems, 1)
-        assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
-        protocol = dict(k=1, reward="x", weights=dict(a=1, b=1))
-        summary = evaluation.show_results("title", rows, protocol)
-        sets = [summary["sets"][name] for name in "ab"]
-        assert [one["avg"] for one in sets] == [-4, -3 / 2] and summary["weighted"]["avg"] == -2.75
-        assert [one["verifier_failures"] for one in sets] == [1 / 4, 1 / 3]
-        assert sets[0]["reward/half"] == -2
-        said = capsys.readouterr().out
-        assert ("WARNING: no verdict on 2 of 7 answers, 2 questions left out, such as answer 0 of "
-                "a/2: raised, because") in said
-        assert "\n  reward/half -2, reward/rest -2\n" in said
-        file.write_text("".join(file.read_text().splitlines(True)[:3]) + '{"data": "a", "rew')
-    grader = Grader(lambda key, problem, rollout: float(problem.answer))
+    # in the place of --reward: an answer is worth its problem's gold
+    grader = Grader(lambda key, problem, _: float(problem.answer))
+    files.append(file, *draw_samples(Engine(), grader, problems, 1, 9))
+    rows = in_order(lines(file), problems, 1)
+    assert [row["reward"] for row in rows] == [-5, -4, None, -3, None, -1, -2]
+    summary = evaluation.show_results("title", rows, dict(k=1, reward="x", weights=dict(a=1, b=1)))
+    a, b = summary["sets"].values()
+    assert (a["avg"], b["avg"], summary["weighted"]["avg"]) == (-4, -3 / 2, -2.75)
+    assert (a["verifier_failures"], b["verifier_failures"]) == (1 / 4, 1 / 3)
+    said = capsys.readouterr().out
+    assert ("WARNING: no verdict on 2 of 7 answers, 2 questions left out, such as answer 0 of "
+            "a/2: raised, because") in said
+    assert "\n  reward/half -2, reward/rest -2\n" in said
     again = evaluate(Engine(), grader, problems, 1, 9)
     assert report_all(again, 1, dict(a=1, b=1)) == summary  # in a training the same
 

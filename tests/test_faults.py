@@ -32,7 +32,6 @@ PHASES = {  # what is called in it, when it fails, and a run that has much to ca
     "sampling": (world.Engine, "step", MIDDLE, dict(sampler="dapo", mini_batches=2)),
     "update": (torch.nn.utils, "clip_grad_norm_", MIDDLE,
                dict(sampler="ada-est", dtype="float16", batch_prompts=2)),
-    "log": (log, "append", MIDDLE, dict(sampler="ada-est")),
     "checkpoint": (os, "fsync", END, dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)),
     "evaluation": (evaluation, "as_row", END, dict(eval_data="builtin,builtin-skills"))}
 

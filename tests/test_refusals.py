@@ -97,10 +97,10 @@ REFUSED = {
         *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION of an existing file, not {name}.")
           for name in ("a.py", "a.py:score")),
         *(("--reward a.py:score", words, text("a.py", content)) for content, words in BAD_REWARDS),
-        *((f"--name other {flag}", "runs/other holds something else than a run: choose another",
+        *((f"--name other {flag}", "runs/other holds something else: choose another --name",
            text("runs/other/eval.jsonl", "{}"))
           for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
-        ("--name made", "runs/made holds something else than a run: choose another --name",
+        ("--name made", "runs/made holds something else: choose another --name",
          text("runs/made/config.json", '{"model_type": "qwen2"}')),  # an exported model
         ("--name mine", "exists already: add --resume"),
         ("--name mine --resume", "has logs but no checkpoint: put one back, or choose another",
@@ -124,7 +124,7 @@ REFUSED = {
           for name, content, words in BAD_TEMPLATES),
         (f"{FITS} --template poem", "cannot read poem ([Errno 2] No such file"),
         ("--out out --data held-out", "--data held-out needs --adapter RUN"),
-        (FITS, "out holds something else than an evaluation: name another folder by --out",
+        (FITS, "out holds something else: choose another --out",
          text("out/notes.txt", "mine")),
         (f"{OUT} --adapter runs/mime", "runs/mime has no adapter_config.json: name a run or an"),
         (f"{FITS} --max-tokens 5000", "40 + 5000 tokens, but at most 1024 work with"),
