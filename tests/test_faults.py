@@ -31,8 +31,9 @@ MIDDLE, END = 1 / 2, 1
 PHASES = {  # what is called in it, when it fails, and a run that has much to carry over
     "sampling": (world.Engine, "step", MIDDLE, dict(sampler="dapo", mini_batches=2)),
     "update": (torch.nn.utils, "clip_grad_norm_", MIDDLE,
-               dict(sampler="ada-est", dtype="float16", batch_prompts=2)),
-    "checkpoint": (os, "fsync", END, dict(sampler="gvm", dtype="bfloat16", warmup_steps=3)),
+               dict(sampler="ada-est", dtype="float16", batch_prompts=2, M=4)),
+    "checkpoint": (os, "fsync", END, dict(
+        sampler="gvm", dtype="bfloat16", warmup_steps=3, batch_prompts=2, M=4)),
     "evaluation": (evaluation, "as_row", END, dict(eval_data="builtin,builtin-skills"))}
 
 
