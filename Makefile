@@ -10,7 +10,7 @@
 # make book   course/book.html, one page with all notes of the course (downloads pandoc, 34 MB, once)
 # make setup  only the virtual environment .venv, from the lock in requirements-cpu.txt, with uv if installed
 #
-# With an NVIDIA GPU: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -c requirements-gpu-lock.txt
+# With an NVIDIA GPU no target is needed: docs/gpu.md has the three commands.
 
 unexport PYTHONDONTWRITEBYTECODE  # if it is set, every start compiles 8,000 modules again
 PYTHON ?= python3
