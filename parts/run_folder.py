@@ -38,6 +38,7 @@ def claim(folder: Path, resume: bool):
     if saved and not resume:
         raise SystemExit(f"{folder} exists already: add --resume, or choose another --name.")
     if saved:
+        read_json(folder / "config.json")  # ends here if it is missing, or other settings would win
         return lock
     if any(row["step"] > 1 for row in read_rows(folder / "metrics.jsonl")):
         raise SystemExit(f"{folder} has logs but no checkpoint: put one back, or choose another "

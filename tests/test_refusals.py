@@ -110,6 +110,8 @@ REFUSED = {
         ("--name mine --resume --lora-rank 3", "run mine was started with --lora-rank 16"),
         ("--name mine --resume", "was started with --reward a.py:f", setting(reward="a.py:f")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
+        ("--name mine --resume", "config.json cannot be read",
+         (MINE / "config.json").unlink),
     ],
     "eval.py": [
         ("--k 0", "k must be from 1 to 1e+06, not 0"),
