@@ -22,7 +22,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
                           common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
@@ -68,16 +68,8 @@ class Flags(CommonFlags):
     """use only this many problems of each set, the first ones; 0 = all"""
     temperature: Annotated[float, Bounds(0.01, 100, off=True)] = 1.0
     """sampling temperature; 0 = greedy, with --k 1"""
-    seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
-    """decides which answers are sampled"""
-
-    # ---- hardware
-    sync: Auto[Literal["adapter", "merge"]] = None
-    """how the engine gets an adapter: as it is (default on a GPU) or merged (on a CPU)"""
     engine_memory: Annotated[float, Bounds(0.01, 0.99)] = 0.85
     """share of the GPU's memory for the engine"""
-    engine_sequences: Count = 256
-    """most answers that are written at the same time"""
 
 
 def parse(argv: list[str] | None = None) -> Flags:

@@ -82,7 +82,7 @@ Positive = Annotated[float, Bounds(1e-9, 1e9)]
 
 @dataclass(frozen=True)
 class CommonFlags:
-    """Flags of both minirl.py and eval.py: the model, its problems, and the form of the prompts."""
+    """Flags of both minirl.py and eval.py: the model, its problems and prompts, and the engine."""
 
     model: str = "tiny"
     """tiny, tiny-moe or tiny-skills; or Qwen2.5-Math-1.5B, a hub id (org/name) or a folder"""
@@ -101,6 +101,12 @@ class CommonFlags:
     """longest answer, in tokens; default: 40 to 3000, by model and --data"""
     stop: str = ""
     """TOKEN,...: further tokens that end an answer, besides those that the model itself names"""
+    seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
+    """decides the order of the data, the adapter's initial weights and the sampled answers"""
+    sync: Auto[Literal["adapter", "merge"]] = None
+    """how the engine gets weights: adapter (default), or merge (default on a CPU and in float32)"""
+    engine_sequences: Count = 256
+    """most answers that are written at the same time"""
 
 
 @dataclass(frozen=True)
@@ -169,8 +175,6 @@ class Config(SamplerConfig, CommonFlags):
     # ---- how long the run lasts, and what it saves
     steps: Auto[Count] = None
     """training steps; default: 100, of small models 20"""
-    seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
-    """decides the order of the data, the adapter's initial weights and the sampled answers"""
     name: Auto[str] = None
     """the run's folder is runs/NAME; default: composed of model, sampler and seed"""
     resume: bool = False
@@ -189,12 +193,8 @@ class Config(SamplerConfig, CommonFlags):
     """prompts of each step whose answers are logged for explore.py: a number, or all"""
 
     # ---- hardware: of these flags only the lower precisions change what is optimised
-    sync: Auto[Literal["adapter", "merge"]] = None
-    """how the engine gets weights: adapter (default), or merge (default on a CPU and in float32)"""
     engine_memory: Annotated[float, Bounds(0.01, 0.99)] = 0.45
     """share of the GPU's memory for the engine"""
-    engine_sequences: Count = 256
-    """most answers that are written at the same time"""
     rollout_dtype: Auto[Literal["float32", "bfloat16", "float16", "fp8"]] = None
     """precision of the engine's weights; default: the same as --dtype"""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
