@@ -26,7 +26,7 @@ from typing import Annotated
 
 from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
                           common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
-                          require_effect, with_home)
+                          require_effect, require_named, with_home)
 from parts.data import (HELD_OUT, Problem, check_golds, digest, fingerprint, is_own, load_problems)
 from parts.evaluation import compare, draw_samples, in_order, means_Q, report_all, say_lost
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
@@ -34,7 +34,7 @@ from parts.grader import NO_VERDICT, PART, require_function
 from parts.machine import Machine, this_machine
 from parts.models import (TINY, Model, digest_of_model, find_model, require_context,
                           resolve_model)
-from parts.prompts import TEMPLATES, add_prompts, read_template, stop_ids
+from parts.prompts import add_prompts, read_template, stop_ids
 from parts.run_folder import (digests_of_files, find_adapter, require_same, run_of, settings,
                               versions)
 from parts.text import (counted, difference, direction, interval, listed, prepare_streams, shown,
@@ -105,14 +105,9 @@ def as_in_its_run(adapter: str, argv: list[str] | None) -> dict:
     run = settings(run_of(adapter))
     if not run:
         return {}
-    for flag, built_in in dict(reward=[""], template=TEMPLATES).items():
-        if run[flag] not in built_in and peek(argv, flag) is None:
-            raise ValueError(f"no file that a run names is opened, and this one names --{flag} "
-                             f"{shown(run[flag])}: give this flag again, or another --{flag}")
-    names = "model max_prompt_tokens max_tokens stop temperature".split()
+    require_named(run, argv)
+    names = "model template max_prompt_tokens max_tokens stop temperature".split()
     usual = {name: run[name] for name in names}
-    if run["template"] in TEMPLATES:
-        usual["template"] = run["template"]
     if not peek(argv, "data"):
         usual |= dict(data=HELD_OUT, k=run["eval_k"])
     print(f"unless a flag is given, model and settings are those of the run: {listed(usual)}")

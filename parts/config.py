@@ -221,11 +221,9 @@ def parse(argv: list[str] | None = None) -> Config:
         if stored and stored.keys() != settings_of(Config()).keys():
             raise ValueError(f"another version has started run {name}: resume it with that "
                              "version, or choose another --name")
-        # No file that a folder names is executed or read, so these two have to be given again.
-        usual = {key: value for key, value in stored.items()
-                 if key != "reward" and (key != "template" or value in TEMPLATES)}
+        require_named(stored, argv)
         config = parse_flags(Config, argv, "minirl.py", "MiniRL with Reinforce-Ada sampling. "
-                             "Without flags: the tiny model", usual)
+                             "Without flags: the tiny model", stored)
         require_unchanged(config, stored)
         resolve_model(config.model)  # ends here if there is no such model
         config = replace(config, name=name_of(config))
@@ -285,6 +283,14 @@ def in_one_sentence(prog: str):
     except ValueError as problem:
         print(f"{prog}: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def require_named(stored: dict, argv: list[str]) -> None:
+    """Raises ValueError if only the folder of a run, which may be shared, names a file to open."""
+    for flag, built_in in dict(reward=[""], template=TEMPLATES).items():
+        if stored and stored[flag] not in built_in and peek(argv, flag) is None:
+            raise ValueError(f"no file that a run names is opened, and this one names --{flag} "
+                             f"{shown(stored[flag])}: give this flag again")
 
 
 def require_unchanged(config: Config, stored: dict) -> None:
@@ -356,8 +362,8 @@ def with_defaults(config: Config, model: Model, machine: Machine) -> Config:
     if config.batch_prompts < config.mini_batches:
         raise ValueError(f"mini_batches = {config.mini_batches} is more than the "
                          f"{config.batch_prompts} prompts of a step, and each needs at least one")
-    require_effect({"replay"}, [("replay", config.replay == "none" or mixture,
-                                 f"with {shown(model.path)}, which is no MoE model")])
+    if config.replay != "none" and not mixture:
+        raise ValueError(f"replay has no effect with {shown(model.path)}, which is no MoE model")
     return config
 
 

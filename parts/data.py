@@ -22,7 +22,7 @@ from pathlib import Path
 
 from models.problems import BUILTIN
 from parts.models import SMOLLM, TINY, ask_hub
-from parts.prompts import add_prompts
+from parts.prompts import BOXED, STEP_BY_STEP, add_prompts
 from parts.text import counted, shown
 from rewards import extract_answer
 
@@ -53,11 +53,9 @@ LONGEST_SOLUTION = 200  # a longer text in the column solution, without a box, i
 SHORT = 30  # letters and digits; with fewer, two different problems may have the same ones
 # Published sets put one of these around a problem; they are ignored when problems are compared.
 INSTRUCTIONS = re.compile("|".join(map(re.escape, (
+    BOXED, STEP_BY_STEP, 'Remember to put your answer on its own line after "Answer:".',
     "Solve the following math problem step by step. The last line of your response should be of "
-    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.",
-    'Remember to put your answer on its own line after "Answer:".',
-    "Let's think step by step and output the final answer within \\boxed{}.",
-    "Please reason step by step, and put your final answer within \\boxed{}."))))
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."))))
 # What JSON makes of a single backslash. Here, too, `\theta` means a tab and `heta`. The last line
 # counts only inside $...$, because in a sound text a line may begin with `u = 3`.
 BROKEN_TEX = re.compile(r"""

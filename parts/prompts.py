@@ -123,10 +123,7 @@ def read_template(template: str) -> tuple[list[tuple[str, str]] | None, str | No
         text = Path(template).read_text(encoding="utf-8-sig")  # with or without a mark
         if template.endswith(".jinja"):  # it may use `messages` or `problem`
             return TEMPLATES["chat"], text + "\n"  # Jinja drops the last newline
-        turns = [(turn["role"], turn["content"]) for turn in json.loads(text)]
-        if not any("{problem}" in content for _, content in turns):
-            raise ValueError("no turn has {problem}")
-        return turns, None
+        return [(turn["role"], turn["content"]) for turn in json.loads(text)], None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SystemExit(
             f"--template cannot read {shown(template, 80)} ({shown(error)}): it takes "

@@ -61,7 +61,7 @@ def test_a_runs_folder_names_no_file_that_is_used(tmp_path, monkeypatch, capsys,
     (run / "checkpoints/step-000001").mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
         parse(["--name", "mine", "--resume"])
-    assert ended.value.code == 2 and "resume it with the same" in capsys.readouterr().err
+    assert ended.value.code == 2 and "give this flag again" in capsys.readouterr().err
     assert not Path("owned").exists()
     again = parse(["--name", "mine", "--resume", flag, named])
     run_folder.note_start(run, settings_of(settle_flags(again)), [], [], **ABC)

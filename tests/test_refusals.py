@@ -75,7 +75,7 @@ BAD_DATA = [  # the name of a file, what is in it, words
 BAD_TEMPLATES = [
     ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
     ("a.jinja", "{{ question }}", "a.jinja does not show the problem"),
-    ("a.json", '[{"role": "user", "content": "{question}"}]', "no turn has {problem}"),
+    ("a.json", '[{"role": "user", "content": "{question}"}]', "does not show the problem"),
     ("a.json", "{", "cannot read a.json (Expecting property name"),
 ]
 BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
@@ -87,7 +87,7 @@ REFUSED = {
         ("--temperature 0 --threshold 0.5", "temperature must be from 0.01 to 100, not 0.0"),
         ("--threshold 0.5", "threshold has no effect without reward"),
         ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
-        ("--replay r3", "which is no MoE model: leave it out"),
+        ("--replay r3", "which is no MoE model"),
         ("--model NoSuchModel", "There is no model NoSuchModel"),
         ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
         ("--columns frage --data sums.jsonl", "Its columns are problem, answer: use --columns"),
@@ -108,7 +108,7 @@ REFUSED = {
         ("--name mine --resume", "M must be from 1", setting(M=-1)),
         ("--name mine --resume", "another version has started run mine", setting(clip=None)),
         ("--name mine --resume --lora-rank 3", "run mine was started with --lora-rank 16"),
-        ("--name mine --resume", "was started with --reward a.py:f", setting(reward="a.py:f")),
+        ("--name mine --resume", "names --reward a.py:f: give this", setting(reward="a.py:f")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
         ("--name mine --resume", "config.json cannot be read",
          (MINE / "config.json").unlink),
@@ -130,7 +130,7 @@ REFUSED = {
          text("out/notes.txt", "mine")),
         (f"{OUT} --adapter runs/mime", "runs/mime has no adapter_config.json: name a run or an"),
         (f"{FITS} --max-tokens 5000", "40 + 5000 tokens, but at most 1024 work with"),
-        ("--adapter runs/mine", "names --reward a.py:f: give this flag again, or another --reward",
+        ("--adapter runs/mine", "names --reward a.py:f: give this flag again",
          setting(reward="a.py:f")),
         ("--adapter runs/mine", "names --template a.jinja", setting(template="a.jinja")),
         ("--adapter runs/mine --model tiny-skills", "started with other contents of model"),
