@@ -97,17 +97,16 @@ def test_parts_of_the_reward_have_a_panel_if_there_are_several(names, drawn):
         assert ax.get_legend_handles_labels()[1] == drawn
 
 
-def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path):
-    for status in NO_VERDICT:
-        log = tmp_path / f"{status}.jsonl"
-        append(log, dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20}))
-        assert panels.drawn_rows(log) == [dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
+@pytest.mark.parametrize("status", NO_VERDICT)
+def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path, status):
+    append(tmp_path / "log", dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20}))
+    assert panels.drawn_rows(tmp_path / "log") == [
+        dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
 
 
 def test_what_was_not_finite_is_passed_over(tmp_path):
-    log = tmp_path / "log.jsonl"
-    append(log, dict(step=1, loss=float("nan"), samples=4), dict(step=2, loss=0.5, data="d"))
-    assert panels.drawn_rows(log) == [dict(step=1, samples=4), dict(step=2, loss=0.5, data="d")]
+    append(tmp_path / "log", dict(step=1, loss=float("nan"), samples=4), dict(step=2, data="d"))
+    assert panels.drawn_rows(tmp_path / "log") == [dict(step=1, samples=4), dict(step=2, data="d")]
 
 
 def test_smoothing_keeps_constants_and_length():
