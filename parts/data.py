@@ -129,17 +129,6 @@ def is_own(names: str) -> bool:
     return any(name not in (HELD_OUT, *BUILTIN, *BENCHMARKS) for name in expand(names))
 
 
-def hub_id(name: str) -> tuple[str, str, str]:
-    """(org/name, config, split) of a benchmark or hub data set; "" for a part that is not given."""
-    full, _, split = BENCHMARKS.get(name, name).partition("@")
-    repo, _, config = full.partition(":")
-    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
-        raise SystemExit(
-            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(FILES)}), "
-            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
-    return repo, config, split
-
-
 # --------------------------------------------------------------------------------------------- rows
 def read_file(name: str) -> list[dict]:
     """All rows of a file. SystemExit with the line and the words of its reader if it cannot."""
@@ -180,12 +169,17 @@ def rows_of_table(table) -> list[dict]:
     return table.to_pylist()
 
 
-def read_hub(name: str, for_training: bool):
+def read_hub(name: str, for_training: bool) -> list[dict]:
     """The rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
-    import datasets
-
-    repo, config, split = hub_id(name)
+    full, _, split = BENCHMARKS.get(name, name).partition("@")
+    repo, _, config = full.partition(":")
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
+        raise SystemExit(
+            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(FILES)}), "
+            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
     ask_hub(repo)
+    import datasets  # only now, because it reads HF_HUB_OFFLINE when it is imported
+
     try:
         stored = datasets.load_dataset(repo, config or None)
     except Exception as error:

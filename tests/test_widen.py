@@ -1,7 +1,6 @@
-"""models/widen.py on GGUF files that are written here, block by block."""
+"""models/widen.py on small GGUF files."""
 import json
 
-import numpy as np
 import pytest
 import torch
 from helpers import ROOT
@@ -12,6 +11,7 @@ from models import widen
 from parts.models import find_model, load_model
 
 gguf = pytest.importorskip("gguf")
+BYTES = gguf.GGMLQuantizationType.Q8_0
 NAMES = {  # Hugging Face -> GGUF
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -19,16 +19,6 @@ NAMES = {  # Hugging Face -> GGUF
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm", "model.layers": "blk"}
 TURN = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
-
-
-def eight_bits(weight):
-    """(bytes, values): Q8_0 is a float16 scale and 32 signed bytes for each block of 32 weights."""
-    blocks = weight.reshape(-1, 32)
-    scale = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
-    signed = np.round(blocks / np.maximum(scale.astype(np.float32), 1e-8)).astype(np.int8)
-    stored = np.concatenate([scale.view(np.uint8), signed.view(np.uint8)], 1)
-    shape = (*weight.shape[:-1], weight.shape[-1] // 32 * 34)
-    return stored.reshape(shape), (scale.astype(np.float32) * signed).reshape(weight.shape)
 
 
 def interleaved(weight, heads: int):
@@ -62,12 +52,12 @@ def write(file, family: str, lacks: str = "") -> dict:
         if there.endswith(("norm.weight", "bias")):
             writer.add_tensor(there, value)
             continue
-        stored, held[name] = eight_bits(value)
+        held[name] = gguf.quants.dequantize(gguf.quants.quantize(value, BYTES), BYTES)
         kind = there.rpartition("attn_")[2]
         if family == "llama" and kind in ("q.weight", "k.weight"):
             heads = config.num_attention_heads if kind[0] == "q" else config.num_key_value_heads
-            stored = eight_bits(interleaved(value, heads))[0]
-        writer.add_tensor(there, stored, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            value = interleaved(value, heads)
+        writer.add_tensor(there, gguf.quants.quantize(value, BYTES), raw_dtype=BYTES)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
