@@ -1,14 +1,15 @@
 """The main idea of the project in one short program, for a first evening.
 
-    python course/first_evening.py      # the built-in toy model: from 23 to 48 % in a minute
-    python course/first_evening.py 40   # 40 steps instead of 20
+    .venv/bin/python course/first_evening.py      # after make setup: from 23 to 48 % in a minute
+    .venv/bin/python course/first_evening.py 40   # 40 steps instead of 20
 
 This sketch of minirl.py has no engine, no flags and no files, so you can read it from top to bottom
 and write it again afterwards. It samples answers with Hugging Face's `generate`, in rounds, until a
-prompt has right and wrong answers (Reinforce-Ada), and takes one policy-gradient step per batch. As
-MiniRL has one mini-batch and no engine here, no token is masked and importance weights are 1. The
-end says what is missing and where the project has it. `make demo` gets further, with twice the
-prompts per step, and with an adapter that has ten times the learning rate.
+prompt has right and wrong answers (Reinforce-Ada), and takes one policy-gradient step per batch.
+The model that samples is also the model that is trained, so MiniRL's two corrections, the mask and
+the importance weight, are 1 here. The end says what is missing and where the project has it. `make
+demo` gets further, with twice the prompts per step, and with an adapter that has ten times the
+learning rate.
 """
 import os
 import sys
@@ -51,7 +52,7 @@ def draw(problem: dict, count: int, luck: bool = True) -> list[list[int]]:
 
 
 def reward(problem: dict, answer: list[int]) -> float:
-    """1 if the box holds the right number. (The project uses math-verify.)"""
+    """1 if a box holds the right number. (The project takes the last box, and math-verify.)"""
     return float(f"\\boxed{{{problem['answer']}}}" in tokenizer.decode(answer))
 
 
@@ -67,7 +68,7 @@ example = held_out[2]
 print(f"{example['problem']}  before: {tokenizer.decode(draw(example, 1, luck=False)[0])!r}")
 for step in range(1, STEPS + 1):
     kept = []  # (problem, answer, advantage)
-    first_round = []  # rewards; in later rounds hard problems are more frequent
+    first_round = []  # rewards; very hard and very easy problems have more rounds
     for problem in train[(step - 1) * PROMPTS:step * PROMPTS]:
         # Sample in rounds. The exit test uses the whole pool, after complete rounds only.
         pool = []  # (answer, reward)
@@ -78,8 +79,8 @@ for step in range(1, STEPS + 1):
             wrong = [pair for pair in pool if pair[1] == 0]
             if len(right) >= n // 2 and len(wrong) >= n - n // 2:
                 break
-        # Keep n, half of them right, or more of one kind if the other has too few. They are
-        # selected, so their mean says nothing, and the baseline is the mean of the whole pool.
+        # Keep n, half of them right, or more of one kind if the other has too few. By this choice
+        # half are right, so the baseline is the mean of the whole pool, which was not chosen.
         k_right = min(n // 2, len(right))
         k_wrong = min(n - k_right, len(wrong))
         chosen = right[:n - k_wrong] + wrong[:k_wrong]
@@ -91,8 +92,9 @@ for step in range(1, STEPS + 1):
                 text = tokenizer.decode(answer)
                 print(f"   advantage {r - baseline:+.3f}, reward {r:.0f}: {text!r}")
 
-    # The gradient of -(1 / answers) sum A log pi, where each token has its answer's advantage A.
-    # Answers with advantage 0 have no gradient, but count in the divisor, so the step is smaller.
+    # The gradient of -(1 / (answers * MAX_TOKENS)) sum A log pi, where each token has its answer's
+    # advantage A. Answers with advantage 0 have no gradient, but count in the divisor. The loss
+    # need not fall, because it does not measure progress.
     loss = 0.0
     for problem, answer, advantage in kept:
         if advantage:
