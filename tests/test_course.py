@@ -141,13 +141,6 @@ def test_float32_passes_and_numbers_that_do_not_are_spelled_differently(right):
         assert spelled(yours) != spelled(right)
 
 
-def test_a_cause_is_named_only_if_it_is_the_only_one_that_fits():
-    for causes, named in (({"a": 2}, "\na"), ({"a": 3}, ""), ({"a": 2, "b": 2}, "")):
-        with pytest.raises(Wrong) as found:
-            must_be("call", 2, 1, causes=causes)
-        assert str(found.value) == f"call: yours is 2, and it must be 1{named}"
-
-
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: f"{row['lab']}-{row['right']}")
 def test_a_right_solution_of_any_style_gets_all_points(row):
     assert graded(row) == []
@@ -246,22 +239,25 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
     assert [sentence for sentence in sentences if sentence not in said] == []
 
 
-def test_a_lab_is_named_by_number_name_or_file_and_the_exit_code_says_whether_it_is_right(
-        tmp_path, monkeypatch):
+@pytest.mark.parametrize("words, file", [
+    ("3", "lab_3.py"), ("lab_3", "lab_3.py"), ("lab_3.py", "lab_3.py"), ("3 {}", "lab_3.py"),
+    ("3 {}/mine.py", "mine.py"), ("{}/Lab3-ann.py", "Lab3-ann.py")])
+@pytest.mark.parametrize("points", [9, 10])
+def test_a_lab_is_named_by_number_name_or_file(tmp_path, monkeypatch, words, file, points):
+    """The exit code says whether all of it is right."""
     monkeypatch.setattr(check, "LABS", tmp_path)
-    asked = []
-    monkeypatch.setattr(check, "grade_file", lambda *file: asked.append(file) or (len(asked), 10))
-    for words, file in (("3", "lab_3.py"), ("lab_3", "lab_3.py"), ("lab_3.py", "lab_3.py"),
-                        ("3 {}", "lab_3.py"), ("3 {}/mine.py", "mine.py"),
-                        *[("{}/Lab3-ann.py", "Lab3-ann.py")] * 5):
-        monkeypatch.setattr(sys, "argv", ["", *words.format(tmp_path).split()])
-        with pytest.raises(SystemExit) as ended:
-            check.main()
-        assert asked[-1] == ("lab_3", tmp_path / file)
-        assert ended.value.code == (0 if len(asked) == 10 else 1)
-    for word in ("9", "mine.py", "lab_12.py"):
-        with pytest.raises(SystemExit, match=f"Which lab is {word}\\?.* called lab_N.py"):
-            check.lab_and_file(word)
+    monkeypatch.setattr(check, "grade_file", lambda *asked: (
+        points if asked == ("lab_3", tmp_path / file) else 0, 10))
+    monkeypatch.setattr(sys, "argv", ["", *words.format(tmp_path).split()])
+    with pytest.raises(SystemExit) as ended:
+        check.main()
+    assert ended.value.code == (0 if points == 10 else 1)
+
+
+@pytest.mark.parametrize("word", ["9", "mine.py", "lab_12.py"])
+def test_an_unknown_lab_is_refused(word):
+    with pytest.raises(SystemExit, match=f"Which lab is {word}\\?.* called lab_N.py"):
+        check.lab_and_file(word)
 
 
 # ------------------------------------------------------------ submissions that want free points
@@ -270,7 +266,6 @@ SAYS = "10 of 10 points"
 HOSTILE = {  # student -> lab_3.py. None solves anything, so each of them gets 0 points
     "prints": f"print({SAYS!r}, flush=True); import os; os._exit(0)",
     "exits": f"import sys; print({SAYS!r}); sys.exit(0)",
-    "exits-later": f"import atexit; atexit.register(print, {SAYS!r})" + EMPTY,
     "exits-in-a-call": "import os\ndef exit_test(*_): os._exit(0)\nkeep = exit_test",
     "equal": """
 class Equal(list):
@@ -303,7 +298,6 @@ def exit_test(*_):
 def keep(*_): return exit_test()
 """,
     "reads": f"open({str(ROOT / 'course/checks/lab_3.py')!r}).read()",
-    "imports": "from course.checks.lab_3 import ROUNDS",
     "writes-everywhere": """
 import os
 for fd in range(3, 64):
@@ -312,22 +306,17 @@ for fd in range(3, 64):
         except OSError: pass
 """ + EMPTY,
     "forks": "import ctypes, time\nif not ctypes.CDLL(None).fork():\n    time.sleep(10**6)" + EMPTY,
-    "starts": "import subprocess; subprocess.Popen(['sleep', '1000000'])" + EMPTY,
-    "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=[10**6]).start()"
-               + EMPTY,
     "asks": "input('points? ')",
-    "terminal": "open('/dev/tty').read()",
     "floods": f"for _ in range(10**4): print({SAYS!r} * 1000)\n"
               "def exit_test(*_): return 'x' * 2**25\nkeep = exit_test",
     "recurses": "def exit_test(*_): return exit_test()\ndef keep(*_): return bytearray(10**13)",
-    "forgets": "import sys\nfor name in [*sys.modules]: del sys.modules[name]" + EMPTY,
     "rewrites": "from pathlib import Path\n"
                 f"Path({str(ROOT / 'course/checks/lab_3.py')!r}).write_text('CHECKS = []')",
     "removes": f"import os; os.rename({str(ROOT / 'course/check.py')!r}, '/tmp/gone')",
 }
-REASONS = dict(prints="ended its process", asks="EOFError", terminal="[Errno", zoe="SyntaxError",
+REASONS = dict(prints="ended its process", asks="EOFError", zoe="SyntaxError",
                recurses="MemoryError", floods="ended its process", **dict.fromkeys(
-                   ("reads", "imports", "starts", "rewrites", "removes"), "PermissionError"))
+                   ("reads", "rewrites", "removes"), "PermissionError"))
 
 
 def test_no_submission_gets_points_for_free_or_leaves_anything(tmp_path, capfd, monkeypatch):
@@ -403,19 +392,17 @@ def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatc
         train.written(["lab_3"])
 
 
-def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_path):
-    for change, said in (
-            (dict(seconds=9), "same, number for number"), (dict(loss=None), "loss is None with"),
-            (dict(step="none"), "are the same, but yours ended after step 1."),
-            (dict(loss=0.5 + 1e-9), "part by rounding (a right function may"),
-            (dict(loss=0.4), "part at step 2: loss is 0.4 with yours and 0.5 with the project's"),
-            (dict(ci_low=0.1), "step 2: ci_low is 0.1 with yours and None with the project's")):
-        for name, last in dict(own={}, yours=change).items():
-            rows = [dict(step=1, samples=8, loss=0.5), dict(step=2, samples=8, loss=0.5) | last]
-            (tmp_path / name).mkdir(exist_ok=True)
-            for log in train.COMPARED:
-                (tmp_path / name / log).write_text("\n".join(map(json.dumps, rows)))
-        assert said in train.first_difference(tmp_path / "own", tmp_path / "yours")
+@pytest.mark.parametrize("change, said", [
+    (dict(seconds=9), "same, number for number"),
+    (dict(loss=0.5 + 1e-9), "part by rounding (a right function may"),
+    (dict(loss=0.4), "part at step 2: loss is 0.4 with yours and 0.5 with the project's")])
+def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_path, change, said):
+    for name, last in dict(own={}, yours=change).items():
+        rows = [dict(step=1, samples=8, loss=0.5), dict(step=2, samples=8, loss=0.5) | last]
+        (tmp_path / name).mkdir()
+        for log in train.COMPARED:
+            (tmp_path / name / log).write_text("\n".join(map(json.dumps, rows)))
+    assert said in train.first_difference(tmp_path / "own", tmp_path / "yours")
 
 
 def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():
@@ -461,10 +448,6 @@ def test_the_line_is_where_the_planted_file_differs():
         assert differ <= set(planted), number
         for line in planted:
             assert bugs.verdict(bug, f"{bug['file']}:{line}").startswith("Yes!")
-        beside = bugs.function_at("\n".join(after), planted[0])
-        far = set(beside) - set(range(planted[0] - 2, planted[-1] + 3))
-        said = {line: bugs.verdict(bug, f"{bug['file']}:{line}").split()[0] for line in beside}
-        assert said == {line: "Nearly:" if line in far else "Yes!" for line in beside}
         assert bugs.verdict(bug, f"{bug['file']}:1").startswith("No: the file is right")
         assert bugs.verdict(bug, "other.py:3").startswith("No: that file")
 
@@ -478,12 +461,9 @@ def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
     assert bug["why"] not in said and bug["file"] + ":" not in said  # nothing is given away
     copy = tmp_path / "copy"
     assert (copy / bug["file"]).read_text() == mutated((ROOT / bug["file"]).read_text(), bug)
-    others = [path for path in copy.rglob("*.py") if path.name != Path(bug["file"]).name]
-    assert all(path.read_text() == (ROOT / path.relative_to(copy)).read_text() for path in others)
     assert not (copy / "tests").exists() and not (copy / "course").exists()
-    for there in (copy, ROOT / "x"):
-        refused = said_by(bugs.main, capsys, monkeypatch, "plant", 5, there)
-        assert "name a new folder outside" in refused
+    refused = said_by(bugs.main, capsys, monkeypatch, "plant", 5, copy)
+    assert "name a new folder outside" in refused
     for which in (1, 2, 3):
         assert bug["hints"][which - 1] in said_by(bugs.main, capsys, monkeypatch, "hint", 5, which)
     line = bugs.planted_lines(bug)[0]

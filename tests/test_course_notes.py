@@ -96,14 +96,10 @@ def test_the_sample_of_the_checkers_output_is_what_the_checker_says(tmp_path, ca
     assert capsys.readouterr().out == said
 
 
-def test_the_printed_quizzes_have_every_option_and_no_answer(tmp_path):
-    quiz_sheet.main(["--out", str(tmp_path / "quiz.pdf")])
-    assert (tmp_path / "quiz.pdf").read_bytes().count(b"/Type /Page ") == len(NOTES)
+def test_the_printed_quizzes_have_every_option_and_no_answer():
     for page in NOTES:
         parts = quiz_sheet.quiz_of(page.read_text())
         assert sum(part.startswith("(") for part in parts) >= 2 and not parts[-1].startswith("(")
-        lines = [line for part in parts for line in quiz_sheet.printable(part)]
-        assert all(line.count("$") % 2 == 0 and len(line) < 100 for line in lines)
 
 
 @pytest.mark.parametrize("draw, page, stated", [
@@ -237,15 +233,6 @@ def test_the_table_of_note_5_has_what_the_programs_objective_gives():
     assert len(rows) == 4 and mask.tolist() == mask_T.tolist() == [1, 0, 1, 0]
     assert torch.allclose(r, now / old) and torch.allclose(w, weight_T)
     assert torch.allclose(used, w.clamp(max=5)) and torch.allclose(factor, lp.grad)
-
-
-def test_ppos_objective_is_flat_exactly_where_the_mask_is_0():
-    for axis, A in zip(panels := Figure().subplots(1, 2), (1.0, -1.0)):
-        figures.surrogate(*panels)
-        r, y = (torch.tensor(data) for data in axis.lines[1].get_data())
-        middle = ((r[1:] + r[:-1]) / 2).clamp(min=1e-9).log()
-        _, mask, _ = minirl.objective(middle, 0 * middle, middle, A + 0 * middle, Config())
-        assert torch.equal((y.diff().abs() > 1e-9).to(mask), mask) and 0 < mask.sum() < len(mask)
 
 
 # ---------------------------------------------------------------- session 6: routers change experts

@@ -11,7 +11,7 @@ import torch
 from helpers import ROOT, lines, run_program
 from models.problems import chains
 from parts.config import Config
-from parts.data import hold_out, load_problems
+from parts.data import load_problems
 from parts.files import append
 from parts.grader import OwnReward, require_function
 
@@ -85,11 +85,6 @@ def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
     assert after.reward == 0.5
 
 
-def test_no_call_finds_what_the_call_before_has_left(grader):
-    count = "setattr(sys, 'calls', getattr(sys, 'calls', 0) + 1) or sys.calls"
-    assert [one.reward for one in grader.grade([({}, count)] * 3)] == [1, 1, 1]
-
-
 def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, monkeypatch):
     rows = [dict(question="a?", number=3, nested=dict(more=0.5), tags=["x"]),
             dict(question="b?", number=-3, nested=dict(more=0.25), tags=[])]
@@ -118,17 +113,13 @@ def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, t
             assert grader.result(key).reward == (len(raw) if sees else 0)
 
 
-CALLED = "it is called as score"
-
-
 @pytest.mark.parametrize("takes, why", [
-    ("a", f"too many positional arguments; {CALLED}"),
-    ("completions, **kwargs", CALLED), ("prompts, completions, **kwargs", CALLED),  # TRL
-    ("solution_str, ground_truth", CALLED),  # verl
-    ("data_source, solution_str, ground_truth, extra_info=None", CALLED),
-    ("completion, problem", CALLED), ("response, problem", CALLED), ("answer, problem", CALLED),
-    ("a, b, *, c", "missing a required"),
-    ("a, raw", "multiple values for argument 'raw'")])
+    ("a", "too many positional arguments"), ("a, b, *, c", "missing a required"),
+    ("a, raw", "multiple values for argument 'raw'"),
+    ("completions, **kwargs", "its parameters are not"),  # TRL
+    ("data_source, solution_str, ground_truth, extra_info=None", "its parameters are not"),  # verl
+    ("completion, problem", "its parameters are not"),
+    ("answer, problem", "its parameters are not")])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")
     with pytest.raises(SystemExit, match=f"a.py:score cannot be used: TypeError: {why}"):
@@ -163,17 +154,6 @@ def test_a_file_that_imports_torch_is_loaded_anew(tmp_path):
         assert grader.grade([({}, "")])[0].parts == {"reward/is_ours": 0, "reward/mean": 1}
 
 
-# ------------------------------------------------------------------------------ data
-def test_no_gold_is_needed(tmp_path, capsys):
-    rows = [dict(question=f"Say something about {i}.", key=f"k{i}") for i in range(30)]
-    file = str(tmp_path / "mine.jsonl")
-    append(file, *rows, dict(key="no question"), rows[0])
-    train, held_out = hold_out(load_problems(file, whole=True), 100)
-    assert sorted(p.row["key"] for p in train + held_out) == sorted(row["key"] for row in rows)
-    assert {p.answer for p in train + held_out} == {""}
-    assert "(dropped 1 without a problem, 1 double)" in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------ the examples
 def load(name):
     return runpy.run_path(ROOT / "examples" / f"{name}.py")["score"]
@@ -181,7 +161,6 @@ def load(name):
 
 def test_the_example_of_json_answers_is_right_about_its_own_file():
     rows = lines(ROOT / "examples" / "people.jsonl")
-    assert len(load_problems(str(ROOT / "examples/people.jsonl"), whole=True)) == len(rows)
     with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
         answers = [json.dumps({key: row[key] for key in ("name", "age", "city")}) for row in rows]
         assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}

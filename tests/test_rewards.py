@@ -17,8 +17,9 @@ import random
 import re
 import signal
 import sys
-import time
 from fractions import Fraction
+from re import _compiler, _parser
+from re import _constants as op
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 import rewards
 from helpers import ROOT, lines
 from parts.grader import ForkingGrader, decide
-from rewards import MAX_CHARS, REWRITES, Grader, clean, extract_answer, judge
+from rewards import MAX_CHARS, REWRITES, SPELLED, Grader, clean, extract_answer, judge
 
 CASES = lines(ROOT / "tests" / "reward_cases.jsonl")
 PAIRS = lines(ROOT / "tests" / "answer_pairs.jsonl")
@@ -52,10 +53,6 @@ def quickly(*question) -> tuple[str, str] | None:
     return decide(judge, question)
 
 
-def verdict(gold: str, answer: str, style: str = "") -> str:
-    return judge(gold, boxed(answer), style)[0]
-
-
 def score(grader, gold: str, completion: str, *style) -> float:
     return grader.grade([(gold, completion, *style)])[0].reward
 
@@ -78,17 +75,14 @@ def test_the_table_beats_plain_math_verify(grader, capsys):
     changed = [(case, verdict.status) for case, verdict in zip(CASES, verdicts)
                if case["verdict"] != verdict.status]
     assert not changed, "a verdict is not the pinned one: a new error, or one less (then pin that)"
-    expected = [case["expected"] for case in CASES]
-    table = {"here": [verdict.reward for verdict in verdicts],
-             "math-verify with the gold boxed": [case["plain_boxed"] for case in CASES],
-             "math-verify with the bare gold": [case["plain"] for case in CASES]}
-    counts = {name: (sum(map(int.__eq__, expected, map(int, said))) / len(CASES),
-                     sum(map(int.__lt__, expected, map(int, said))))
-              for name, said in table.items()}
-    with capsys.disabled():
-        print(*(f"\n{name}: {right:.1%} right, {accepts} false accepts"
-                for name, (right, accepts) in counts.items()))
-    assert counts["here"][0] > 0.95 and counts["here"][1] <= 12
+    for name, said in {"here": [verdict.reward for verdict in verdicts],
+                       "math-verify with the gold boxed": [case["plain_boxed"] for case in CASES],
+                       "math-verify with the bare gold": [case["plain"] for case in CASES]}.items():
+        pairs = [(case["expected"], int(reward)) for case, reward in zip(CASES, said)]
+        right, accepts = sum(a == b for a, b in pairs) / len(pairs), pairs.count((0, 1))
+        with capsys.disabled():
+            print(f"\n{name}: {right:.1%} right, {accepts} false accepts")
+        assert name != "here" or right > 0.955 and accepts <= 10
     assert len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
     assert all(case["reason"] for case in CASES)
 
@@ -120,7 +114,7 @@ def test_right_answers_are_told_from_wrong_ones(row, grader):
 def test_few_answers_are_misjudged():
     counts = {key: sum(len(row.get(key, ())) for row in PAIRS)
               for key in ("correct", "wrong", "missed", "accepted")}
-    assert counts["missed"] <= 115 and counts["accepted"] <= 41, counts
+    assert counts["missed"] <= 101 and counts["accepted"] <= 38, counts
 
 
 def accepted() -> dict[tuple[str, str], bool]:
@@ -133,17 +127,29 @@ def accepted() -> dict[tuple[str, str], bool]:
     return found
 
 
+def spelled(pair: tuple[str, str]) -> tuple[str, str]:
+    return clean(pair[0]), clean(extract_answer(pair[1]) or "")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rewrite", REWRITES, ids=[why for why, _, _ in REWRITES])
-def test_without_any_line_of_the_table_of_rewrites_a_verdict_changes(rewrite, monkeypatch):
-    spelled = {pair: (clean(pair[0]), clean(extract_answer(pair[1]) or "")) for pair in accepted()}
-    monkeypatch.setattr(rewards, "REWRITES", [one for one in REWRITES if one is not rewrite])
+def test_without_any_spelling_or_rewrite_a_verdict_changes(monkeypatch):
+    """Each is removed in turn. Most verdicts that change need no math-verify, so they are first."""
+    before = {pair: (*spelled(pair), right) for pair, right in accepted().items()}
+    useless = []
+    for one in [*SPELLED, *REWRITES]:
+        with monkeypatch.context() as without:
+            if one in SPELLED:
+                without.delitem(SPELLED, one)
+            else:
+                without.setattr(rewards, "REWRITES", [other for other in REWRITES if other != one])
+            clean.cache_clear()
+            others = [pair for pair, (*was, _) in before.items()
+                      if (one not in SPELLED or one in "".join(pair)) and spelled(pair) != (*was,)]
+            others.sort(key=lambda pair: not quickly(*pair))
+            if not any((judge(*pair)[0] == "correct") != before[pair][-1] for pair in others):
+                useless.append(one)
     clean.cache_clear()
-    others = [pair for pair, before in spelled.items()
-              if (clean(pair[0]), clean(extract_answer(pair[1]) or "")) != before]
-    changed = any((judge(*pair)[0] == "correct") != accepted()[pair] for pair in others)
-    clean.cache_clear()
-    assert changed
+    assert not useless
 
 
 # ------------------------------------------------------------------------------------ the parts
@@ -215,16 +221,17 @@ def test_the_same_question_is_asked_once(grader, monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_worker_that_was_killed_does_not_decide_for_ever():
-    question = r"\sqrt{2}", r"\boxed{\sum_{k=1}^{10^{9}} \frac{1}{k^{2}+1} + \sqrt{2}}"
-    with Grader(workers=1, cpu_seconds=600) as grader:
+def test_a_worker_that_was_killed_once_decides_the_same_question_afterwards():
+    with Grader(workers=1) as grader:
         assert score(grader, "1", r"\boxed{x}") == 0  # the worker has started
-        asked = grader.ask(*question)
         worker, = grader.workers
+        os.kill(worker.pid, signal.SIGSTOP)  # so it cannot decide before it is killed
+        asked = grader.ask(r"\sqrt{2}", r"\boxed{\frac{2}{\sqrt{2}}}")
         os.kill(worker.pid, signal.SIGKILL)
         assert asked.result().status == "killed"
-        assert question[0] not in {gold for gold, *_ in grader.known}
         assert score(grader, r"\sqrt{2}", r"\boxed{\frac{2}{\sqrt{2}}}") == 1
+        verdicts = {(gold, box): one.status for (gold, box, _), one in grader.known.items()}
+        assert verdicts == {("1", "x"): "wrong", (r"\sqrt{2}", r"\frac{2}{\sqrt{2}}"): "correct"}
 
 
 # ---------------------------------------------------------------------------------- hostile answers
@@ -291,29 +298,95 @@ def test_code_in_an_answer_is_never_run(grader, tmp_path, monkeypatch):
 
 
 def test_characters_that_unfold_into_many_are_compared_as_strings():
-    assert verdict("42", "\ufdfa" * MAX_CHARS) == "unparseable"  # each becomes 18 characters
+    assert judge("42", boxed("\ufdfa" * MAX_CHARS))[0] == "unparseable"  # each is 18
+
+
+class TooManySteps(Exception):
+    pass
+
+
+class Matcher:
+    """Matches like Python's re, but slowly, and counts its steps."""
+
+    def __init__(self, pattern: str, flags: int = 0):
+        self.parsed, self.regexes = _parser.parse(pattern, flags), {}
+
+    def steps(self, text: str) -> int:
+        """How many steps it takes to try the pattern at every place of a text."""
+        self.text, self.count = text, 0
+        for start in range(len(text)):
+            self.run([*self.parsed], start, {}, lambda *_: True)
+        return self.count
+
+    def run(self, items: list, i: int, groups: dict, then) -> bool:
+        """Whether the items match from i on, and `then` what follows them."""
+        self.count += 1
+        if self.count > 50_000:
+            raise TooManySteps
+        if not items:
+            return then(i, groups)
+        kind, what = items[0]
+
+        def go_on(j, found):
+            return self.run(items[1:], j, found, then)
+
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+            return self.repeat(what, i, groups, go_on, 0)
+        if kind is op.BRANCH:
+            return any(self.run([*branch], i, groups, go_on) for branch in what[1])
+        if kind is op.SUBPATTERN:
+            return self.run([*what[3]], i, groups,
+                            lambda j, found: go_on(j, found | {what[0]: self.text[i:j]}))
+        if kind is op.GROUPREF:
+            said = groups.get(what, "\0")
+            return self.text.startswith(said, i) and go_on(i + len(said), groups)
+        found = self.regex(items[0]).match(self.text, i)  # one character, or a look around
+        return found is not None and go_on(found.end(), groups)
+
+    def repeat(self, what: tuple, i: int, groups: dict, go_on, times: int) -> bool:
+        low, high, body = what
+
+        def again(j, found):
+            return (j > i or times < low) and self.repeat(what, j, found, go_on, times + 1)
+
+        return (times < high and self.run([*body], i, groups, again)
+                or times >= low and go_on(i, groups))
+
+    def regex(self, item: tuple) -> re.Pattern:
+        if repr(item) not in self.regexes:
+            alone = _parser.SubPattern(self.parsed.state, [item])
+            self.regexes[repr(item)] = _compiler.compile(alone)
+        return self.regexes[repr(item)]
+
+
+def backtracks(matcher: Matcher, text: str) -> bool:
+    """Whether twice the text takes more than five times the steps: the square would be four."""
+    try:
+        return matcher.steps((text * 40)[:40]) > 5 * matcher.steps((text * 20)[:20])
+    except TooManySteps:
+        return True
+
+
+PIECES = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "\\frac{", "=", "and ", "m", "/",
+          "5 cm", "\\%", "$", "1,000", "\\text{m}", "^2", "-", "x in ", "m2 ", "\\pi "]
 
 
 def test_no_text_makes_a_pattern_backtrack():
-    """A pattern with nested repetitions would take for ever on one of these. CPU times are compared
-    with each other, so that the speed of the machine does not matter."""
-    pieces = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "\\frac{", "=", "and ", "m",
-              "5 cm", "\\%", "$", "1,000", "\\text{m}", "^2", "/", "-", "x in "]
     rng = random.Random(3)
-    texts = ["".join(rng.choices(pieces, k=rng.randint(1, 4))) for _ in range(100)]
-    patterns = [*(re.compile(pattern.replace("§", "(?![A-Za-z])")) for _, pattern, _ in REWRITES),
-                *(one for one in vars(rewards).values() if isinstance(one, re.Pattern))]
+    texts = PIECES + ["".join(rng.choices(PIECES, k=3)) for _ in range(25)]
+    flags = re.X | re.I | re.S | re.A
+    patterns = {why: Matcher(pattern.replace("§", "(?![A-Za-z])")) for why, pattern, _ in REWRITES}
+    patterns |= {name: Matcher(one.pattern, one.flags & flags)
+                 for name, one in vars(rewards).items() if isinstance(one, re.Pattern)}
+    assert len(patterns) > 30
+    assert [(name, text) for name, matcher in patterns.items() for text in texts
+            if backtracks(matcher, text)] == []
 
-    def steps(text: str) -> float:
-        start = time.process_time_ns()
-        for pattern in patterns:
-            pattern.sub("", text)
-        return time.process_time_ns() - start
 
-    for text in texts:
-        short, long = ((text * 2000)[:length] for length in (1000, 4000))
-        ratios = [steps(long) / max(steps(short), 10**5) for _ in range(2)]
-        assert min(ratios) < 40, text
+@pytest.mark.parametrize("pattern, text", [
+    (r"(a+)+b", "a"), (r"(a|a)*b", "a"), (r"\s*x?\s*y?\s*z", " "), (r"(?:\w+\s?)*=", "word ")])
+def test_patterns_that_backtrack_are_found(pattern, text):
+    assert backtracks(Matcher(pattern), text)
 
 
 def test_long_honest_completions_keep_their_reward(grader):
