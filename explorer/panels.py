@@ -131,7 +131,7 @@ def draw_run(folder: Path) -> None:
         figure = figure_of(read_run(folder))
         with replacing(folder / "curves.png") as writing:  # so nobody opens an incomplete file
             figure.savefig(writing, dpi=110, format="png")
-    except Exception as error:  # of the disk, of a font, of matplotlib
+    except (Exception, SystemExit) as error:  # of the disk, a font, matplotlib, or `read_run`
         print(f"curves.png was not drawn: {type(error).__name__}: {shown(error)}")
 
 

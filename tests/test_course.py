@@ -307,6 +307,7 @@ for fd in range(3, 64):
 """ + EMPTY,
     "forks": "import ctypes, time\nif not ctypes.CDLL(None).fork():\n    time.sleep(10**6)" + EMPTY,
     "asks": "input('points? ')",
+    "listens": "import sys\nraise ValueError(sys.stdin.readline() or 'nothing to read')",
     "floods": f"for _ in range(10**4): print({SAYS!r} * 1000)\n"
               "def exit_test(*_): return 'x' * 2**25\nkeep = exit_test",
     "recurses": "def exit_test(*_): return exit_test()\ndef keep(*_): return bytearray(10**13)",
@@ -314,9 +315,9 @@ for fd in range(3, 64):
                 f"Path({str(ROOT / 'course/checks/lab_3.py')!r}).write_text('CHECKS = []')",
     "removes": f"import os; os.rename({str(ROOT / 'course/check.py')!r}, '/tmp/gone')",
 }
-REASONS = dict(prints="ended its process", asks="EOFError", zoe="SyntaxError",
-               recurses="MemoryError", floods="ended its process", **dict.fromkeys(
-                   ("reads", "rewrites", "removes"), "PermissionError"))
+REASONS = dict(prints="ended its process", asks="EOFError", listens="nothing to read",
+               zoe="SyntaxError", recurses="MemoryError", floods="ended its process",
+               **dict.fromkeys(("reads", "rewrites", "removes"), "PermissionError"))
 
 
 def test_no_submission_gets_points_for_free_or_leaves_anything(tmp_path, capfd, monkeypatch):

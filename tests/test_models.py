@@ -285,6 +285,15 @@ def test_where_its_weights_cannot_be_had_a_sentence_names_both_ways(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_that_cannot_be_widened_leave_no_folder_behind(tmp_path, monkeypatch):
+    before = [*sys.path]
+    monkeypatch.setattr(smollm, "unpack", lambda folder: None)
+    monkeypatch.setattr(smollm, "widen", lambda weights, own: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        smollm.make(tmp_path / "made")
+    assert sys.path == before and list(tmp_path.iterdir()) == []
+
+
 def test_another_process_may_make_the_folder_faster(tmp_path, monkeypatch):
     before = [*sys.path]
     monkeypatch.setattr(smollm, "unpack", lambda folder: None)

@@ -78,6 +78,19 @@ def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys, monkeypatc
     assert line.startswith("curves.png was not drawn: ") and "directory" in line
 
 
+@pytest.mark.parametrize("spoil, why", [
+    (lambda config: config.write_text("{"), "config.json cannot be read"),  # as an editor saves it
+    (lambda config: config.unlink(), "no folder of a run"),
+    (lambda config: config.write_text('{"config": 1}'), "'int' object")])
+def test_a_config_that_was_changed_while_a_run_is_going_on_costs_its_picture_only(
+        tmp_path, capsys, spoil, why):
+    run = make(tmp_path / "run")
+    spoil(run / "config.json")
+    panels.draw_run(run)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("curves.png was not drawn: ") and why in line
+
+
 def test_every_panel_is_explained_under_its_title():
     explained = (ROOT / "docs" / "learning.md").read_text()
     assert [title for _, title, _, _ in panels.PANELS if f"| {title} |" not in explained] == []

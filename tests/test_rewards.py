@@ -12,6 +12,7 @@ and which answer is found in completions. `decision` says why an answer counts a
 6  number words, repeating decimals, dates, times, moduli, domains of parameters, renamed variables
    and ratios are read as they are written, and "and" is not told from "or"
 """
+import math
 import os
 import random
 import re
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 
 import rewards
 from helpers import ROOT, lines
-from parts.grader import ForkingGrader, decide
+from parts.grader import NO_VERDICT, ForkingGrader, Verdict, decide
 from rewards import MAX_CHARS, REWRITES, SPELLED, Grader, clean, extract_answer, judge
 
 CASES = lines(ROOT / "tests" / "reward_cases.jsonl")
@@ -232,6 +233,15 @@ def test_a_worker_that_was_killed_once_decides_the_same_question_afterwards():
         assert score(grader, r"\sqrt{2}", r"\boxed{\frac{2}{\sqrt{2}}}") == 1
         verdicts = {(gold, box): one.status for (gold, box, _), one in grader.known.items()}
         assert verdicts == {("1", "x"): "wrong", (r"\sqrt{2}", r"\frac{2}{\sqrt{2}}"): "correct"}
+
+
+@pytest.mark.parametrize("status", NO_VERDICT)
+def test_only_a_verdict_is_remembered(monkeypatch, status):
+    verdicts = iter([Verdict(math.nan, status), Verdict(1.0, "correct")])
+    monkeypatch.setattr(ForkingGrader, "ask_worker", lambda *question: next(verdicts))
+    with Grader(workers=1) as grader:
+        found = [grader.ask_worker("7", r"\boxed{7.0}").status for _ in range(3)]
+    assert found == [status, "correct", "correct"]
 
 
 # ---------------------------------------------------------------------------------- hostile answers

@@ -16,6 +16,7 @@ import eval as evaluation  # the module has the name of a builtin
 from parts.config import parse
 from parts.models import tiny_folder
 from recipes import export
+from rewards import open_grader
 from world import Engine, Grader, small_run
 
 NICE = Path("runs/nice")
@@ -97,7 +98,8 @@ HOSTILE = dict(
 OF_DATA = [HOSTILE[name] for name in ("data", "data_held_out")]
 WATCHED, OPENED = [], []  # a folder, and the files in it that were opened
 sys.addaudithook(lambda event, values: event == "open" and WATCHED and OPENED.extend(
-    name for name in [str(values[0])] if os.path.realpath(name).startswith(WATCHED[0])))
+    name for name in [str(values[0])]
+    if os.path.realpath(name).startswith(WATCHED[0]) or name.endswith("program.py")))
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +143,11 @@ def test_nothing_of_a_shared_folder_is_executed_and_no_other_file_is_read(
     monkeypatch.setenv("HOME", str(place / "elsewhere"))
     monkeypatch.syspath_prepend(place)
     (place / "executed").unlink(missing_ok=True)
+    for file in place.rglob("program.py"):
+        file.write_text(PROGRAM.format(place))
     monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: Engine())
-    monkeypatch.setattr(evaluation, "open_grader", lambda reward, *_: Grader())
+    monkeypatch.setattr(evaluation, "open_grader", lambda reward, threshold: open_grader(
+        reward, threshold) if reward else Grader())
     spoil()
     before = (place / "elsewhere/data.jsonl").read_bytes()
     OPENED.clear()
