@@ -42,6 +42,17 @@ def configured(**values):
     return lambda: change(NICE / "config.json", **values)
 
 
+def rewarded(name: str):
+    """The run had this reward, so its held-out problems have their columns."""
+    def spoil():
+        content = json.loads((NICE / "problems.json").read_text())
+        for problem in content["held_out"]:
+            problem["row"] = dict(a=1)
+        (NICE / "problems.json").write_text(json.dumps(content))
+        change(NICE / "config.json", reward=name)
+    return spoil
+
+
 def adapted(**values):
     return lambda: change(LAST / "adapter_config.json", **values)
 
@@ -75,8 +86,9 @@ def with_model(weights: bool = True, **values):
 
 
 HOSTILE = dict(
-    reward_elsewhere=configured(reward="elsewhere/program.py:score"),
-    reward_at_home=configured(reward="~/program.py:score"),
+    reward_elsewhere=rewarded("elsewhere/program.py:score"),
+    reward_inside=rewarded("runs/nice/program.py:score"),
+    reward_at_home=rewarded("~/program.py:score"),
     reward_odd=configured(reward=["elsewhere/program.py:score"]),
     template_absolute=lambda: configured(template=os.path.abspath("elsewhere/evil.jinja"))(),
     template_relative=configured(template="runs/nice/../../elsewhere/turns.json"),
