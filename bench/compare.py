@@ -1,7 +1,6 @@
 """Draws several runs on one page against their costs.
 
     python bench/compare.py runs/a-seed0 runs/a-seed1 runs/b --out compare.pdf
-    python bench/compare.py real_model                      # a study in bench/results/
 
 Reinforce-Ada samples more answers per step than GRPO, so a comparison against steps alone favours
 it. The page shows steps, answers, tokens and time side by side. Runs whose config.json differs only
@@ -12,10 +11,9 @@ import itertools
 import json
 from pathlib import Path
 
-import store
+import store  # noqa: F401, and the path
 
 from explorer.panels import COLORS, literal, read_run, series, smooth, what_differs
-from parts.text import interval, shown, unit_of
 
 COSTS = {  # key in both logs -> label
     "step": "training steps",
@@ -23,7 +21,6 @@ COSTS = {  # key in both logs -> label
     "tokens_total": "generated tokens",
     "seconds_total": "seconds of training",
 }
-INTERVAL = {"avg", "ci_low", "ci_high"}
 SAME_BUT_SEED = ("seed", "name", "resume")  # runs that differ only in these share a curve
 
 
@@ -44,7 +41,7 @@ def draw_group(ax, curves, color, label) -> None:
     ax.plot(grid, mean, color=color, linewidth=2, marker=marker, markersize=4, label=label)
 
 
-def picture(out: Path, size: tuple, measures: dict, columns: dict, colors={}) -> Path:
+def picture(out: Path, size: tuple, measures: dict, columns: dict, colors={}) -> None:
     """A panel for each measure in each column.
 
     columns: title -> (label of x, x, {arm: runs}); measures: label of y -> measure(run, x), which
@@ -68,20 +65,9 @@ def picture(out: Path, size: tuple, measures: dict, columns: dict, colors={}) ->
         axis.set_ylabel(label)
         axis.set_yscale("log" if "KL" in label else "linear")
     figure.savefig(out, dpi=90)
-    return out
 
 
 # ------------------------------------------------------------------------------- runs on one page
-def read_runs(asked: list) -> list[dict]:
-    """The runs in folders (by `read_run`, with the names that were given) or in studies of
-    bench/results. Raises ValueError if there is none."""
-    runs = []
-    for place in map(str, asked):
-        stored = [line | dict(name=line["run"]) for line in store.load(place) if "config" in line]
-        runs += stored or [read_run(place) | dict(name=place)]
-    return runs
-
-
 def group_by_seed(runs: list[dict]) -> dict[str, list[dict]]:
     """label -> runs whose configurations differ only in SAME_BUT_SEED."""
     groups = {}
@@ -98,20 +84,13 @@ def label_of(same: list[dict]) -> str:
     return f"{name} (mean of {len(same)})" if len(same) > 1 else name
 
 
-def numbers(runs: list[dict], data: str | None) -> list[str]:
-    """A line with each run's last evaluation on `data`."""
-    said = []
-    for run in runs:
-        evals = [row for row in run["evals"] if row.get("data") == data and INTERVAL <= row.keys()]
-        unit = unit_of(run["config"].get("reward"))
-        last = f"{interval(evals[-1], unit)} at step {evals[-1]['step']}" if evals else ""
-        said.append(f"{shown(run['name'])}: {last or f'no evaluation on {shown(data)}'}")
-    return said
-
-
-def draw_comparison(asked: list, out: str | Path) -> Path:
+def main() -> None:
     """Draw held-out accuracy and first-round reward of several runs against all costs."""
-    runs = read_runs(asked)
+    parser = argparse.ArgumentParser(description="Draws several runs on one page.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="runs/NAME")
+    parser.add_argument("--out", default="compare.png", help="picture to write (.png .pdf .svg)")
+    args = parser.parse_args()
+    runs = [read_run(place) | dict(name=place) for place in args.runs]
     for sentence in what_differs(runs):
         print(sentence)
     data = next((row.get("data") for run in runs for row in run["evals"]), None)
@@ -123,25 +102,12 @@ def draw_comparison(asked: list, out: str | Path) -> Path:
         xs, ys = series(run["metrics"], "reward_first_round", x)
         return xs, smooth(ys) if ys else ys
 
-    for line in numbers(runs, data):
-        print(line)
     groups = group_by_seed(runs)
     columns = {f"against {label}": (label, x, groups) for x, label in COSTS.items()}
     measures = {f"accuracy on {literal(data or 'held-out problems')}": accuracy,
                 "reward of the first round (moving mean)": reward}
-    return picture(Path(out), (4.8 * len(columns), 8.4), measures, columns)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Draws several runs on one page.")
-    parser.add_argument("runs", nargs="+", metavar="RUN",
-                        help="runs/NAME, or a study whose runs were made one by one (real_model)")
-    parser.add_argument("--out", default="compare.png", help="picture to write (.png .pdf .svg)")
-    args = parser.parse_args(arguments)
-    try:
-        print(draw_comparison(args.runs, args.out))
-    except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+    picture(args.out, (4.8 * len(columns), 8.4), measures, columns)
+    print(args.out)
 
 
 if __name__ == "__main__":

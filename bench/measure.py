@@ -2,7 +2,6 @@
 
     python bench/measure.py rollouts                       # the built-in model, a few minutes
     OMP_NUM_THREADS=2 python bench/measure.py rollouts --model SmolLM2-135M-Instruct  # a dozen
-    python bench/measure.py gpu --sync merge
     python bench/measure.py verifier runs/NAME runs/eval-NAME     # needs no model
 
 Other flags are those of minirl.py. One thread is used, unless OMP_NUM_THREADS is set. The compared
@@ -13,7 +12,6 @@ import argparse
 import contextlib
 import os
 import platform
-import runpy
 import shlex
 import sys
 import time
@@ -21,9 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from store import RESULTS, ROOT, markdown  # and one thread, and the path
-
-COIN = f"{ROOT}/bench/coin.py:coin"  # a --reward
+from store import RESULTS, markdown  # and one thread, and the path
 
 
 # ---------------------------------------------------------------------------------- what all share
@@ -112,45 +108,6 @@ def bare_generate(engine, work: list[tuple]) -> None:
     engine.llm.generate(prompts, params, use_tqdm=False)
 
 
-# --------------------------------------------------------------------------------------- on a GPU
-SIZE_1_5B = dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                 num_attention_heads=12, num_key_value_heads=2, vocab_size=151_936)
-SMALL = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-             num_key_value_heads=1, vocab_size=512)
-
-
-def gpu(*flags: str) -> None:
-    """minirl.py with FLAGS on a randomly initialised model like Qwen2.5-Math-1.5B, without network.
-    Rewards are random, and every answer has 900 tokens. Results: runs/gpu/metrics.jsonl."""
-    model = Path("runs/random-1.5B")
-    if not (model / "tokenizer.json").exists():  # the last file; --resume wants the same model
-        random_model(model)
-    sys.argv = [str(ROOT / "minirl.py"), *(
-        f"--model {model} --data builtin --eval-data builtin --template chat --lr 2e-5 "
-        f"--name gpu --reward {COIN} --max-tokens 900 --steps 3").split(), *flags]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-def random_model(folder: Path) -> None:
-    """Write the model and the built-in tokenizer to `folder`. Without a GPU it is small and only
-    shows that the program works."""
-    import torch
-    from models import make
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer, on_gpu = make.build_tokenizer(), torch.cuda.is_available()
-    size = SIZE_1_5B if on_gpu else SIZE_1_5B | SMALL
-    config = Qwen2Config(max_position_embeddings=4096, bos_token_id=None,
-                         eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=True,
-                         pad_token_id=tokenizer.pad_token_id, **size)
-    torch.manual_seed(0)
-    # never a float32 copy: 6 GB of 1.5 billion
-    torch.set_default_dtype(torch.bfloat16 if on_gpu else torch.float32)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    torch.set_default_dtype(torch.float32)
-    tokenizer.save_pretrained(folder)
-
-
 # ---------------------------------------------------------------------------------- the verifier
 def verifier(*runs: str) -> list[list[str]]:
     """The verdicts of this project's verifier and of plain math-verify on the answers in the logs
@@ -209,7 +166,7 @@ def plain_verdict(gold: str, text: str) -> bool:
 
 
 # ----------------------------------------------------------------------------------------- program
-PARTS = dict(rollouts=rollouts, gpu=gpu, verifier=verifier)
+PARTS = dict(rollouts=rollouts, verifier=verifier)
 
 
 def machine() -> str:
@@ -227,13 +184,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=PARTS)
     args, flags = parser.parse_known_args()
-    table = PARTS[args.part](*flags)
-    if table:  # gpu has none: its run has a log
-        text = markdown(table)
-        text += f"\n`bench/measure.py {shlex.join(sys.argv[1:])}`: {machine()}\n"
-        with open(RESULTS / f"{args.part}.md", "a") as page:  # below what was said of others
-            page.write(f"\n{text}")
-        print(text)
+    text = markdown(PARTS[args.part](*flags))
+    text += f"\n`bench/measure.py {shlex.join(sys.argv[1:])}`: {machine()}\n"
+    with open(RESULTS / f"{args.part}.md", "a") as page:  # below what was said of others
+        page.write(f"\n{text}")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -56,11 +56,6 @@ def rows(table: dict[str, list]) -> list[dict]:
     return [{key: value for key, value in row if value is not None} for row in cells]
 
 
-def logs_of(folder: Path) -> dict:
-    return dict(metrics=columns(read_rows(folder / "metrics.jsonl")),
-                evals=columns(read_rows(folder / "eval.jsonl")))
-
-
 def keep(metrics: tuple, folder: Path) -> dict:
     """Of a finished run these metrics, and its evaluations with what had been spent by then."""
     rows = list(read_rows(folder / "metrics.jsonl"))

@@ -2,13 +2,12 @@
 
     python bench/study.py skills --draw             # page and pictures from stored runs
     python bench/study.py grpo --processes 2        # trains first what is missing
-    python bench/study.py mine --add runs/a runs/b  # adds finished runs to a study
 
 The runs are the lines of bench/results/STUDY.jsonl (see store.py), and the page is
 bench/results/STUDY.md. sampling.py has the studies skills, longer_skills, real_race, human,
 human_gpu and qwen. ablations.py has objective and precision, probes.py has probe, and grpo.py has
-grpo. Any other study is a table of runs that were made one by one. compare.py draws runs. A study
-that has ended trains nothing: its page names the commit that can train its runs again.
+grpo. Any other study is a table of runs that were made one by one. A study that has ended trains
+nothing: its page names the commit that can train its runs again.
 """
 import argparse
 import json
@@ -26,8 +25,6 @@ import probes
 import sampling
 import store
 from store import ROOT, Study
-
-from parts.files import read_json
 
 
 # ------------------------------------------------------------------------------------------ running
@@ -153,26 +150,14 @@ STUDIES = sampling.STUDIES | ablations.STUDIES | probes.STUDIES | grpo.STUDIES |
 
 
 # ------------------------------------------------------------------------------------- command line
-def add_run(name: str, folder: Path) -> None:
-    """Stores a finished run. Raises SystemExit if the study has one of this name."""
-    if any(line["run"] == folder.name for line in store.load(name)):
-        raise SystemExit(f"{name}.jsonl has a run {folder.name} already.")
-    stored = read_json(folder / "config.json")
-    store.add(name, dict(run=folder.name, config=stored["config"],
-                         versions=stored["starts"][0]["versions"]) | store.logs_of(folder))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("study", help="bench/results/STUDY.jsonl")
     parser.add_argument("--processes", type=int, default=1, choices=range(1, 65),
                         metavar="N", help="runs at the same time")
     parser.add_argument("--draw", action="store_true", help="train nothing")
-    parser.add_argument("--add", nargs="*", default=[], metavar="RUN", help="folders of runs")
     args = parser.parse_args()
     name, study = args.study, STUDIES.get(args.study, SINGLE)
-    for folder in args.add:
-        add_run(name, Path(folder))
     if not args.draw and study.planned():
         train_missing(name, study, args.processes)
     lines = store.load(name)

@@ -15,9 +15,7 @@ from parts.machine import build_for_cpu
 
 
 def inspect_here() -> None:
-    """vLLM asks a new process what a class of models can do, and keeps the answer in the home.
-    That process takes 15 seconds for each family, and each time where the home cannot be written.
-    It is there for GPUs."""
+    """vLLM asks a new process what a class of models can do, which takes 15 seconds for each."""
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda ask: ask()
@@ -43,8 +41,7 @@ def serve(folder, **options):
 
 
 def smollm() -> str:
-    """SmolLM2's folder, made once into the project's own cache; the test is skipped without.
-    From the package also where a hub answers."""
+    """SmolLM2's folder, made once into the project's own cache; the test is skipped without."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "ask_hub", lambda *_: None)
         try:

@@ -49,8 +49,7 @@ def files_of_at_most(size: int):
 
 
 def run_program(script: str, *flags, code: int = 0, **how) -> str:
-    """What `python script *flags` prints, stderr too, until it ends with `code`, which is -15 after
-    SIGTERM. `how` as below."""
+    """What `python script *flags` prints, stderr too, until it ends with `code`."""
     process, out = start(script, *flags, **how)
     process.join(HANG)
     ended, said = process.exitcode, out.read_text(errors="replace")
@@ -62,9 +61,8 @@ def run_program(script: str, *flags, code: int = 0, **how) -> str:
 def start(script: str, *flags, cwd=".", env: dict = {}, before: str = "", curves: bool = False):
     """`python script *flags`, running: (its process, the file with what it prints, stderr too).
 
-    script: a file of the project, or a module ("recipes.export"). cwd: its folder. env: variables
-    on top of the tests' own; None takes one away. before: Python that it executes first (a patch, a
-    limit). curves: whether a training draws them, which takes longer than a few steps.
+    script: a file of the project, or a module ("recipes.export"). env: None takes a variable away.
+    before: Python that it executes first. curves: whether a training draws them, which takes long.
     """
     out = Path(tempfile.mkdtemp()) / "out"
     out.touch()

@@ -3,10 +3,6 @@
     policy()                                     a Qwen2 of two layers whose adapter does something
     policy("olmoe", dtype="bfloat16", moved=0)   of another family, as a run begins
     policy("qwen2", tie_word_embeddings=True)    with a config of its own
-    model_folder("gemma2")                       what vLLM or `load_policy` can be given
-    plain_logprobs()                             what `token_logprobs` computes in chunks
-    random_groups(), update(), gradients_of()    what an update is given, and what it computes
-    LargestTensor()                              how large a tensor is made meanwhile
 """
 import functools
 import json
@@ -76,10 +72,7 @@ PLACE = tempfile.TemporaryDirectory(prefix="models-small-")
 
 def policy(family: str = "qwen2", dtype: str = "float32", moved: float = 0.05, *, rank: int = 4,
            alpha: int | None = None, seed: int = 0, checkpointing: bool = False, **config):
-    """What `load_policy` makes of such a model, or of a folder; see `move`.
-
-    Torch's random state is afterwards the same for every policy.
-    """
+    """What `load_policy` makes of such a model, or of a folder; see `move`."""
     folder = model_folder(family, **config) if family in FAMILIES else str(family)
     made = load_policy(folder, dtype=dtype, rank=rank, alpha=alpha or 2 * rank, seed=seed,
                        device="cpu", checkpointing=checkpointing)
@@ -123,7 +116,6 @@ def plain_logprobs(policy, row, temperature: float = 1.0):
     return log_p.gather(1, torch.tensor(row.ids[row.prompt_length:])[:, None])[:, 0]
 
 
-# ------------------------------------------------------------------------------ an update
 def random_groups(count: int, seed: int) -> list:
     """Groups as the sampler returns them, with responses of 1 to 20 random tokens."""
     rng, groups = random.Random(seed), []

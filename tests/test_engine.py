@@ -1,16 +1,10 @@
-"""The engine: its answers have the right key, temperature, weights and random state.
-
-test_agreement.py compares its log-probs with the trainer's. Code for GPUs only is tested with
-vLLM's classes on the CPU, as the tests say.
-"""
-import sys
+"""The engine: its answers have the right key, temperature, weights and random state."""
 from collections import deque
 from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import models_small
 from ada_sampler import SamplerConfig, collect
@@ -18,8 +12,7 @@ from engines import gap, rows_of, serve
 from models import make
 from models_small import move
 from models.problems import chains
-from parts import engine as engine_module
-from parts.engine import Engine, EngineForSampler, Rollout
+from parts.engine import Engine, EngineForSampler
 from parts.grader import Verdict
 from parts.models import tiny_folder
 
@@ -29,7 +22,6 @@ STOP = make.build_tokenizer().convert_tokens_to_ids("1")  # ends an answer, as d
 
 @pytest.fixture(scope="module")
 def engine():
-    """One engine serves all tests, because its start takes longer than they do."""
     with serve(FOLDER, sync_mode="adapter", temperature=0.7, max_num_seqs=8,
                stop_token_ids=[STOP]) as engine:
         yield engine
@@ -121,21 +113,6 @@ def test_a_batch_that_ran_ahead_is_finished_before_the_weights_change(engine, mo
     assert not core.batch_queue and gap(policy, rows, 0.7).max() < 1e-4
 
 
-# ------------------------------------------------------------------------------------------- files
-@pytest.mark.engine
-def test_of_a_folder_with_mistrals_own_files_those_of_hugging_face_are_read(tmp_path):
-    """The published folders have both. By itself vLLM would read Mistral's config and tokenizer."""
-    models_small.model("mistral").save_pretrained(tmp_path, max_shard_size="100KB")
-    make.build_tokenizer().save_pretrained(tmp_path)
-    save_file({"norm.weight": torch.zeros(64)}, tmp_path / "consolidated.safetensors")
-    for name in ("params.json", "tokenizer.model.v3"):
-        (tmp_path / name).write_text("{}")
-    with serve(tmp_path) as engine:
-        ids = prompts(engine)
-        rows = rows_of(ids, engine.generate(ids, n=1, max_tokens=12))
-    assert gap(models_small.policy(tmp_path, moved=0), rows).max() < 1e-4
-
-
 # ------------------------------------------------------------------------------- without an engine
 def bare_engine(done: list, finished: list = ()):
     """The engine around a mock of vLLM that records its calls in `done`."""
@@ -156,10 +133,10 @@ def test_a_cache_that_is_not_dropped_is_an_error():
     engine.sync(None)
     assert done == ["cache", "reload_weights"]
     engine.llm.reset_prefix_cache = lambda: False
-    with pytest.raises(RuntimeError, match="did not drop its cache"):
+    with pytest.raises(RuntimeError):
         engine.sync(None)
     engine._keys = {"1": "half-way"}
-    with pytest.raises(RuntimeError, match="1 answers are still being written"):
+    with pytest.raises(RuntimeError):
         engine.sync(None)
     assert len(done) == 2
 
@@ -191,37 +168,3 @@ def test_tokens_are_those_that_were_sampled():
     assert rollout.raw == "<think>1</think>8<|endoftext|>"  # for --reward, which may look at tags
     assert rollout.token_ids == ids and rollout.logprobs == [-1.0] * 5
     assert rollout.routes.shape == (9, 2, 1) and rollout.routes.max() == 255
-
-
-@pytest.mark.parametrize("error, said", [
-    (ValueError("No memory. Increase\ngpu_memory"), r"\(No memory. Increase gpu_memory"),
-    (AssertionError("in memory profiling"), r"\(in memory profiling"),
-    (RuntimeError(), r"\(RuntimeError\)")])
-def test_what_vllm_refuses_is_said_with_the_flags_for_its_words(monkeypatch, error, said):
-    def llm(*_, **__):
-        raise error
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=llm))
-    with pytest.raises(SystemExit, match=f"{said}.*gpu_memory_utilization is --engine-memory"):
-        engine_module.start("any", {})
-
-
-# ------------------------------------------------------------------------- as the sampler sees it
-def test_every_sample_knows_its_engine_steps(monkeypatch):
-    """Two answers are requested at once, and a third when the first has ended."""
-    rollouts, asked = {key: Rollout([1], [-0.1], "stop", key) for key in "abc"}, []
-    ends = iter([[], ["a"], [], ["c", "b"]])
-    inner = SimpleNamespace(submit=lambda *request: asked.append(request), busy=True,
-                            step=lambda: [(key, rollouts[key]) for key in next(ends)])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # without a terminal there is no bar
-    engine, problem = EngineForSampler(inner, max_tokens=9), SimpleNamespace(prompt_ids=[1, 2])
-    engine.submit("a", problem)
-    engine.submit("b", problem)
-    for _ in range(4):
-        if [key for key, _ in engine.step()] == ["a"]:
-            engine.submit("c", problem)
-    assert asked == [(key, [1, 2], 9) for key in "abc"]
-    assert {key: (r.submitted, r.finished) for key, r in rollouts.items()} == dict(
-        a=(0, 2), b=(0, 4), c=(2, 4))
-    assert engine.busy and (engine.bar.n, engine.bar.total) == (3, 3)
-    engine.bar.close()

@@ -69,13 +69,12 @@ def page_of(folder, **flags) -> dict:
 
 
 @pytest.mark.parametrize("name", ["four", "one"])
-def test_the_page_has_all_that_was_logged(tmp_path, capsys, name):
+def test_the_page_has_all_that_was_logged(tmp_path, name):
     """And under its own rule each prompt ends as it did."""
     folder = make(tmp_path / "mine", name=name)
     data, logged = page_of(folder), recorded_run(name)
     run, = data["runs"]
-    assert run == run | panels.read_run(folder)  # see test_panels.py
-    assert data["panels"] == [list(panel) for panel in panels.panels_of([run])]
+    assert run == run | panels.read_run(folder)
     for row, was in zip(run["groups"], logged["groups"], strict=True):
         fate, pool = row.pop("what_if")[run["config"]["sampler"]], was["pool"]
         trained = {i: s["coefficient"] for i, s in enumerate(pool) if s["kept"]}
@@ -85,60 +84,22 @@ def test_the_page_has_all_that_was_logged(tmp_path, capsys, name):
         for s in row["pool"]:
             assert s.pop("answer") == extract_answer(s["text"])
         assert row == was
-    assert data["notes"] == [] and str(folder / "explore.html") in capsys.readouterr().out
+    assert data["notes"] == []
 
 
-def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys):
+def test_two_runs_are_in_one_page_and_told_apart(tmp_path):
     """It says where their curves mean other things. Another size is for both."""
-    rows = [group(step) for step in range(1, 6)]
+    rows = [group(1)]
     one, other = (make(tmp_path / place / "demo", rows, reward=reward)
                   for place, reward in zip("ab", ("a.py:f", "")))
     data = page_of(one, against=str(other), n=2, M=6, N=1)
     assert [run["name"] for run in data["runs"]] == [str(one), str(other)]  # as they were typed
     for each in data["runs"]:
         assert each["what_if"]["sizes"] == dict(n=2, M=6, N=1)
-        fates = [set(group["what_if"]) for group in each["groups"]]
-        assert len(fates) == 5
-        for rules in fates:  # a round of M needs 6 draws
-            assert {"uniform", "dapo"} <= rules and not {"ada-pos", "ada-balance"} & rules
+        rules = set(each["groups"][0]["what_if"])  # a round of M needs 6 draws
+        assert {"uniform", "dapo"} <= rules and not {"ada-pos", "ada-balance"} & rules
     (note,) = data["notes"]
-    assert "rewards (a.py:f; math-verify): " in note and note in capsys.readouterr().out
-    assert not (other / "explore.html").exists()
-
-
-@pytest.mark.parametrize("steps, groups, wanted", [
-    (None, 0, [1, 1, 2, 2, 3, 3]), ((2, 3), 0, [2, 2, 3, 3]), ((2, 2), 1, [2]),
-    (None, 1, [1, 2, 3]), ((8, 9), 0, [])])
-def test_only_the_wanted_prompts_are_on_the_page(tmp_path, steps, groups, wanted):
-    """The first of their steps, while the curves stay whole."""
-    rows = [group(step, place) for step in (1, 2, 3) for place in (0, 1)]
-    run, = page_of(make(tmp_path / "mine", rows), steps=steps, groups=groups)["runs"]
-    assert [row["step"] for row in run["groups"]] == wanted
-    assert groups == 0 or not any(row["place"] for row in run["groups"])
-    assert len(run["metrics"]) == 6
-
-
-def test_the_size_of_the_page_is_said_and_what_makes_a_large_one_smaller(
-        tmp_path, capsys, monkeypatch):
-    folder = make(tmp_path / "mine")
-    main(PageConfig(str(folder)))
-    said = capsys.readouterr().out
-    size = (folder / "explore.html").stat().st_size / 1e6
-    assert f"({size:.1f} MB)" in said and "--groups" not in said
-    monkeypatch.setattr(explore, "LARGE", 0)
-    main(PageConfig(str(folder)))
-    assert "--steps 1 50 --groups 2 makes it smaller" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("around", [
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n", "Solve this.\n\n{}\n", "{}"])
-def test_a_question_is_the_prompt_without_what_all_share(around):
-    questions = ["Mia had 2 pens.", "Mia had 3 cups and more pens.", "Max has 20 tens."]
-    groups = [dict(prompt=around.format(question)) for question in questions]
-    explore.add_questions(groups)
-    assert [group["question"] for group in groups] == questions
-    explore.add_questions(groups[:1])  # what is shared cannot be known from one
-    assert groups[0]["question"] == groups[0]["prompt"].strip()
+    assert "rewards (a.py:f; math-verify): " in note
 
 
 def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
@@ -183,18 +144,3 @@ def test_an_answer_without_a_verdict_counts_for_nothing():
     assert fate["coefficients"] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
     low = SamplerConfig(n=4, M=4, N=1, threshold=-1.0)  # every reward is above it
     assert what_if.replayed(pool, low)["outcome"] == "too few wrong"
-
-
-def test_sizes_that_are_refused_and_rules_that_share_out_draws_have_no_fates():
-    """The words are the sampler's."""
-    logged = recorded_run("four")
-    what_if.add_to(logged, dict(n=8, M=4))
-    reasons = logged["what_if"]["rules"]
-    assert logged["what_if"]["sizes"] == dict(n=8, M=4, N=logged["config"]["N"])
-    assert [*reasons] == RULES_OF_ONE_PROMPT and reasons["uniform"] == ""
-    assert reasons["ada-pos"] == "a round of 4 is below n = 8: raise M or lower n"
-    assert not any(reasons[rule] for group in logged["groups"] for rule in group["what_if"])
-    assert logged["rule"]["rows_per_prompt"] == logged["config"]["n"]  # its own
-    shared = recorded_run("four", sampler="gvm")
-    what_if.add_to(shared, {})
-    assert [*shared["what_if"]["rules"]] == RULES_OF_ONE_PROMPT and shared["rule"] is None

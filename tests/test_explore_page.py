@@ -17,8 +17,6 @@ from parts.config import OBJECTIVES
 from test_explore import HOSTILE, make, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-DESKTOP = dict(viewport=dict(width=1280, height=720))
-PHONE = dict(viewport=dict(width=390, height=844), has_touch=True, is_mobile=True)
 pytestmark = pytest.mark.slow
 
 
@@ -49,9 +47,9 @@ def browse(chromium, recorded, tmp_path):
     At the end: no error on the console, no request."""
     wrong, contexts = [], []
 
-    def open_page(address="", data=None, file=None, **settings):
+    def open_page(address="", data=None, file=None):
         file = file or (page_of(tmp_path, data) if data else recorded)
-        contexts.append(chromium.new_context(**DESKTOP | settings))
+        contexts.append(chromium.new_context(viewport=dict(width=1280, height=720)))
         page = contexts[-1].new_page()
         page.set_default_timeout(1000 * HANG)
         page.on("console", lambda message: wrong.append(f"console: {message.text}"))
@@ -102,31 +100,19 @@ def go(page, view):
     })""", view)
 
 
-def address(page):
-    return page.evaluate("location.hash")
-
-
-TOO_WIDE = """[...document.querySelectorAll("header, header *, main, main *")].filter(
-    e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest("#visits")
-).map(e => e.outerHTML)"""
-
-
-@pytest.mark.parametrize("screen, press, width", [
-    pytest.param(DESKTOP, "click", 560, marks=pytest.mark.core), (PHONE, "tap", 360)])
-def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width):
-    """By the mouse alone, or a finger; nothing is cut off, and what was asked for is in sight. A
-    click on another rule shows what it would have kept."""
-    page = browse(**screen)
+@pytest.mark.core
+def test_from_the_curves_to_the_formula_of_a_token(browse):
+    """By the mouse alone. A click on another rule shows what it would have kept."""
+    page = browse()
 
     def on(view, found, **where):
-        assert page.evaluate(TOO_WIDE) == []
-        getattr(found, press)(**where)
+        found.click(**where)
         page.wait_for_selector(f"main[data-view={view}]")
 
     curve = page.locator(".panel svg[role=img]").first
-    box, across = curve.bounding_box(), (40 + 10 / 12 * (width - 48)) / width  # to step 10
+    box, across = curve.bounding_box(), (40 + 10 / 12 * (560 - 48)) / 560  # to step 10
     on("prompts", curve, position=dict(x=box["width"] * across, y=box["height"] / 2))
-    assert address(page) == "#/run/0/step/10" and page.title() == "step 10 · curves · four"
+    assert page.url.endswith("#/run/0/step/10")
     on("prompt", page.locator(".row", has_text="7+2+3=?"))
     group = recorded_group()
     said = page.locator(".baseline").get_attribute("aria-label")
@@ -137,7 +123,7 @@ def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width)
 
     what_if.add_to(run_of([group]), {})
     fate = group["what_if"]["ada-pos"]
-    getattr(page.locator("tr[data-rule=ada-pos] button"), press)()
+    page.click("tr[data-rule=ada-pos] button")
     settle(page)
     assert page.locator("tr[data-rule=ada-pos] td").nth(1).inner_text() == str(fate["draws"])
     would = page.evaluate("[...document.querySelectorAll('.would')].map(e => +e.textContent - 1)")
@@ -152,39 +138,6 @@ def test_from_the_curves_to_the_formula_of_a_token(browse, screen, press, width)
     assert sample["mask"][10] == "0" and why.startswith("Gradient 0 by the mask.")
     on("sample", page.locator(".token[data-t='2']"))  # nothing lies above it
     assert page.inner_text("#why").startswith("Gradient −0.")
-    box = page.locator("#why").bounding_box()
-    assert 0 < box["y"] and box["y"] + box["height"] <= screen["viewport"]["height"]
-    on("curves", page.locator(".crumbs a", has_text="curves"))
-
-
-def places(page):
-    settle(page)
-    return [int(row.get_attribute("data-place")) for row in page.locator(".row").all()]
-
-
-def test_filters_sorts_and_the_search_choose_what_they_say(browse):
-    """The search is over all steps, from everywhere; Esc ends it."""
-    every = recorded_run()["groups"]
-    groups = [group for group in every if group["step"] == 10]
-    page = browse("#/run/0/step/10")
-    tests = dict(never=lambda r: not any(r), always=all, silent=lambda r: len(set(r)) == 1,
-                 mixed=lambda r: 0 < sum(r) < len(r), all=lambda r: True)
-    for only, test in tests.items():
-        page.click(f"[data-only={only}]")
-        assert set(places(page)) == {
-            g["place"] for g in groups if test([s["reward"] for s in g["pool"]])}, only
-    page.select_option("select[aria-label='sort by']", "draws")
-    draws = {g["place"]: len(g["pool"]) for g in groups}
-    assert [draws[place] for place in places(page)] == sorted(draws.values(), reverse=True)
-
-    go(page, f"{PROMPT}/sample/5?")
-    page.keyboard.press("/")
-    page.keyboard.type("\\boxed{0}")
-    page.wait_for_url(re.compile("#/run/0/all.find="))
-    assert sorted(places(page)) == sorted(
-        g["place"] for g in every if any("\\boxed{0}" in s["text"] for s in g["pool"]))
-    page.keyboard.press("Escape")
-    assert len(places(page)) == len(every) and address(page) == "#/run/0/all"
 
 
 VARIANTS = [
@@ -205,14 +158,14 @@ TERMS = """config => {
 
 
 def by_the_objective(s, config):
-    """(terms, masks, the gradient's coefficients) of a sample's tokens by minirl.objective."""
+    """(terms, the gradient's coefficients) of a sample's tokens by minirl.objective."""
     columns = s["theta"], s.get("old", s["theta"]), s["mu"]
     theta, old, mu = (torch.tensor(column, dtype=torch.float64) for column in columns)
     theta.requires_grad_()
-    term, mask, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
-                                     SimpleNamespace(**config))
+    term, _, _ = minirl.objective(theta, old, mu, torch.full_like(mu, s["coefficient"]),
+                                  SimpleNamespace(**config))
     (push,) = torch.autograd.grad(term.sum(), theta)
-    return term.tolist(), mask.tolist(), push.tolist()
+    return term.tolist(), push.tolist()
 
 
 def random_tokens(coefficient, count=200):
@@ -236,54 +189,26 @@ def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
         go(page, f"{PROMPT}/sample/{i}")
         for settings in VARIANTS:
             config = recorded_run(**settings)["config"]
-            terms, _, pushes = by_the_objective(s, config)
+            terms, pushes = by_the_objective(s, config)
             shown, why = zip(*page.evaluate(TERMS, config))
             assert shown == pytest.approx(terms, abs=1e-9), settings
             assert [words.startswith("Gradient 0") for words in why] == [p == 0 for p in pushes]
 
 
-def stopped(page):
-    settle(page)
-    return {int(t.get_attribute("data-t")) for t in page.locator(".tokens .token.stopped").all()}
-
-
-def test_a_slider_stops_other_tokens(browse):
-    """What a mask stops is tested with the formula: a token without a gradient."""
-    page = browse("#/run/0/step/10/prompt/16/sample/0")
-    recorded = {t for t, m in enumerate(recorded_group(16)["pool"][0]["mask"]) if m == "0"}
-    assert stopped(page) == recorded == {0}
-    page.locator("input[type=range][name=eps_low]").fill("0.6")
-    page.locator("input[type=range][name=eps_high]").fill("0.6")
-    assert stopped(page) == set()
-    page.click("#recorded-mask")
-    assert stopped(page) == recorded
-    page.click("#masks input[name=clip]")
-    assert "clip=false" in page.url and stopped(page) == set()
-
-
-def warned(page):
-    banner = page.locator("#differences")
-    return banner.inner_text() if banner.is_visible() else ""
-
-
-@pytest.mark.parametrize("change, config, words", [
-    ({}, {}, None), (dict(weight=9.0), {}, "[0-9]+ tokens of mine .*: its weight is "),
-    (dict(mask="0"), {}, "its mask is 1 here and 0 in the log"),
-    ({}, dict(eps_low=0.9, eps_high=9.0), "its mask is 1 here and 0 in the log"),
-    ({}, dict(objective="own"), "does not know the objective own of mine")])
+@pytest.mark.parametrize("weight, config, words", [
+    (None, {}, None), (9.0, {}, "its weight is "),
+    (None, dict(eps_low=0.9, eps_high=9.0), "its mask is 1 here and 0 in the log"),
+    (None, dict(objective="own"), "does not know the objective own of mine")])
 def test_a_banner_says_where_the_pages_terms_are_not_those_that_were_logged(
-        browse, change, config, words):
-    """On all views, with a link; and there is none where they agree, up to rounding."""
+        browse, weight, config, words):
+    """There is none where they agree, up to rounding."""
     group = recorded_group()
     sample = group["pool"][5]
-    for column, value in change.items():
-        sample[column] = len(sample["tokens"]) * (value if column == "mask" else [value])
+    if weight:
+        sample["weight"] = [weight] * len(sample["tokens"])
     page = browse("#/run/0/step/10", data=dict(runs=[run_of([group], **config)]))
-    assert bool(warned(page)) == bool(words) and re.search(words or "", warned(page))
-    if change:
-        page.click("#differences a")
-        page.wait_for_selector(".token.chosen")
-        assert f"{PROMPT}/sample/5/token/" in address(page)
+    banner = page.locator("#differences")
+    assert banner.is_visible() == bool(words) and (words or "") in banner.inner_text()
 
 
 def test_what_a_model_wrote_is_only_text(browse, tmp_path):
@@ -309,40 +234,16 @@ def test_what_a_model_wrote_is_only_text(browse, tmp_path):
         assert "\u202e" not in words and "U+202E" in words
 
 
-def test_a_link_opens_the_view_it_was_copied_from_or_what_is_left_of_it(browse):
-    page = browse()
-    for where in ("#/run/0/step/10?sort=draws&only=mixed&find=boxed", f"{PROMPT}?rule=uniform",
-                  f"{PROMPT}/sample/5/token/10?colour=entropy&eps_low=0.05"):
-        go(page, where)
-        words = page.inner_text("main")
-        page.reload()
-        page.wait_for_selector("body[data-ready]")
-        assert address(page) == where and page.inner_text("main") == words
-    go(page, "#/run/0/step/10/prompt/999")
-    assert page.inner_text("h1") == "There is no such record"
-    go(page, "#/run/7/all?only=toString&sort=valueOf")
-    assert page.inner_text("h1") == "All recorded steps"
-
-
 def test_two_runs_stand_side_by_side(browse):
-    """Each curve is in its picture, whatever the rewards are, and each held-out set has one."""
     evals = [dict(step=step, data=data, questions=8, avg=0.5, ci_low=0.1, ci_high=0.9)
              for step in (0, 6) for data in ("easy", "hard")]
-    runs = [run_of(recorded_run(name)["groups"], name, evals=evals, metrics=[
-        dict(step=step, reward_first_round=reward) for step in range(1, 7)])
-        for name, reward in (("four", -3.0), ("one", 5.0))]
+    runs = [run_of(recorded_run(name)["groups"], name, evals=evals) for name in ("four", "one")]
     page = browse(PROMPT, data=dict(runs=runs))
     draws = [len(recorded_group(name=name)["pool"]) for name in ("four", "one")]
     assert page.locator(".draw").count() == sum(draws)
-    page.click("#other-run")
-    page.wait_for_url(re.compile("#/run/1/step/10/prompt/9"))
     go(page, "#/curves")
-    reward = page.locator(".panel", has=page.locator("h2", has_text="Reward"))
-    for line in ("run0", "run1"):
-        path = reward.locator(f"path.line.{line}:not(.raw)").get_attribute("d")
-        assert all(12 <= float(y) <= 130 for y in re.findall(r" (\d+\.\d+)", path))
     chart = page.locator("svg[aria-label='Accuracy on held-out problems']")
-    assert chart.locator("path.line").count() == 4
+    assert chart.locator("path.line").count() == 4  # each run on each set
 
 
 def test_what_a_failed_update_or_grader_leaves_is_said_where_it_matters(browse):

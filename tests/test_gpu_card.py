@@ -1,11 +1,8 @@
 """vLLM's choices on a card for our options, so that a change of its defaults shows here first.
 
-vLLM's code makes them without a GPU, because its CPU and its GPU build have the same Python code.
-This file is also the program that runs this code, with a mock of vLLM's CUDA platform that returns
-the properties of each card. Compiled kernels are left out. The model has the architecture of
-Qwen2.5-Math-1.5B, but no weights. docs/gpu.md has the consequences.
+vLLM's code makes them without a GPU, because both builds have the same Python code. This file is
+also the program that runs it, with a mock of vLLM's CUDA platform.
 """
-import importlib
 import json
 import sys
 import types
@@ -27,10 +24,10 @@ ALWAYS = dict(  # the second model runner, a batch ahead, prompts read 8,192 tok
 ADAPTER = dict(lora=16, lora_layers=LINEAR)
 MERGE = dict(lora=None, lora_layers=None)
 CARDS = {  # (major, minor, GiB) and perhaps --dtype; what vLLM makes of it
-    "H100": ((9, 0, 80), dict(dtype="bfloat16", attention="FLASH_ATTN", flash=3, **ADAPTER)),
-    "T4": ((7, 5, 16), dict(dtype="float16", attention="TRITON_ATTN", flash=None, **ADAPTER)),
+    "H100": ((9, 0, 80), dict(dtype="bfloat16", attention="FLASH_ATTN", **ADAPTER)),
+    "T4": ((7, 5, 16), dict(dtype="float16", attention="TRITON_ATTN", **ADAPTER)),
     "A100 in float32": ((8, 0, 40, "float32"),
-                        dict(dtype="float32", attention="TRITON_ATTN", flash=2, **MERGE))}
+                        dict(dtype="float32", attention="TRITON_ATTN", **MERGE))}
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -52,7 +49,6 @@ def test_the_lock_of_the_gpu_environment_has_the_versions_that_are_asked_for():
     assert {line for line in asked if line} <= {*lock}
 
 
-# ------------------------------------------------------------------------------ as a program
 class Configured(Exception):
     """It is raised instead of a start."""
 
@@ -89,22 +85,19 @@ def configure(model, use_tqdm_on_load, **options):
 
 def summary(config) -> dict:
     from vllm.config import set_current_vllm_config
-    from vllm.v1.attention.backends import fa_utils
     from vllm.v1.attention.selector import get_attn_backend
 
     model, scheduler, lora = config.model_config, config.scheduler_config, config.lora_config
     with set_current_vllm_config(config):
         attention = get_attn_backend(model.get_head_size(), model.dtype,
                                      config.cache_config.cache_dtype)
-        importlib.reload(fa_utils)  # what it has depends on the platform that it was imported on
-        version = fa_utils.get_flash_attn_version(head_size=model.get_head_size())
     return dict(
         dtype=str(model.dtype).split(".")[1], head=str(model.head_dtype).split(".")[1],
         runner=2 if config.use_v2_model_runner else 1, ahead=scheduler.async_scheduling,
         tokens=scheduler.max_num_batched_tokens, slots=scheduler.max_num_seqs,
         graphs=config.compilation_config.cudagraph_mode.name,
         sizes=len(config.compilation_config.cudagraph_capture_sizes),
-        attention=attention.get_name(), flash=version,
+        attention=attention.get_name(),
         load=config.load_config.load_format, config=model.config_format,
         tokenizer=model.tokenizer_mode, defaults=model.generation_config,
         foreign_code=model.trust_remote_code,

@@ -5,8 +5,6 @@ from graphlib import TopologicalSorter
 
 from helpers import ROOT
 
-CORE = "files machine models routing_replay policy logprobs engine probe log".split()
-
 
 def imports(file) -> set[str]:
     """First names of all modules that a file imports, inside functions too; of parts `parts.x`."""
@@ -33,6 +31,3 @@ def test_parts_import_no_script_and_nothing_that_imports_them():
                 and any(other.startswith("explorer.") for other in found)]
     assert not imports(ROOT / "minirl.py") & {"eval", "explore"}
     list(TopologicalSorter(graph).static_order())  # or CycleError
-    for place, name in enumerate(CORE):
-        later = {f"parts.{other}" for other in CORE[place:]}
-        assert not graph[f"parts.{name}"] & later, name

@@ -5,29 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from models import make
 from models.problems import chains
 from parts.models import TINY, find_model, tiny_folder
 
 
-def test_demonstrations_are_right_unseen_in_the_test_split_and_lazier_the_longer():
+def test_demonstrations_are_right_and_unseen_in_the_test_split():
     test, rng = {row["problem"] for row in chains("test", 500)}, random.Random(1)
-    worked = {(lazy, length): [] for lazy in (False, True) for length in range(1, 7)}
-    for i in range(4000):
+    for i in range(1000):
         text, completion = make.worked_chain(rng, lazy=i % 2 == 0)
         *lines, last = completion.split("\n")
         assert text not in test and last == f"\\boxed{{{eval(text.removesuffix('=?'))}}}"
-        for line in lines:
-            left, right = line.split("=")
-            assert eval(left) == int(right)
-        operations = text.count("+") + text.count("-")
-        assert len(lines) in (0, operations)
-        worked[i % 2 == 0, operations].append(bool(lines))
-    for (lazy, length), found in worked.items():
-        expected = 0.6 / length if lazy else 0.8
-        assert abs(sum(found) / len(found) - expected) < 0.12
+        assert all(eval(line.replace("=", "==")) for line in lines)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -45,30 +35,6 @@ def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name, tmp_path):
             [dict(role="user", content="1+2=?")], add_generation_prompt=True,
             tokenize=False) == "<|user|>1+2=?<|assistant|>"
         assert (tokenizer.eos_token, tokenizer.pad_token) == (make.END, make.PAD)
-
-
-def test_the_warm_start_learns_answers_with_their_end_and_nothing_else():
-    tokenizer, rng = make.build_tokenizer(), random.Random(0)
-    shown = [make.worked_chain(rng, lazy=False) for _ in range(16)]
-    ids, labels = make.training_batch(shown, tokenizer)
-    for row, label in zip(ids, labels):
-        learnt = label != -100
-        start = learnt.nonzero()[0]
-        prompt, after = tokenizer.decode(row[:start]), row[start:][~learnt[start:]]
-        assert prompt.startswith("<|user|>") and prompt.endswith("=?<|assistant|>")
-        assert (after == tokenizer.pad_token_id).all() and torch.equal(row[learnt], label[learnt])
-        value = eval(prompt.removeprefix("<|user|>").split("=")[0])
-        assert tokenizer.decode(row[learnt]).endswith(f"\\boxed{{{value}}}<|endoftext|>")
-
-
-def test_same_seed_same_weights_and_the_callers_random_state_is_left_alone(tmp_path):
-    state = torch.get_rng_state()
-    for name, changes in dict(a={}, b={}, c=dict(seed=1)).items():
-        make.build(tmp_path / name, progress=False, steps=2, batch=2, **changes)
-    assert torch.equal(torch.get_rng_state(), state)
-    a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
-    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-    assert not all(torch.equal(a[k], c[k]) for k in a)
 
 
 def accuracy(folder, samples=4):

@@ -19,13 +19,6 @@ from parts.policy import make_optimizer
 from world import settled
 
 
-def close(one: dict, other: dict, tolerance=1e-9):
-    """Two computations give the same gradients."""
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=tolerance, msg=name)
-
-
 def tokens(count: int, seed: int, spread: float = 0.3):
     """Log-probs of `count` tokens under pi_theta (leaf with gradient), pi_old and mu,
     and advantages."""
@@ -84,11 +77,8 @@ def test_each_objective_brings_its_advantage_and_length_normalisation():
     for name in OBJECTIVES:
         config = settled(objective=name)
         assert (config.advantage, config.length_norm) == papers.get(name, OBJECTIVES[name])
-    with pytest.raises(ValueError, match="objective nope needs a branch in minirl.objective"):
-        objective(*tokens(3, seed=0), Config(objective="nope"))
 
 
-# ------------------------------------------------------------------ the whole update
 def test_an_update_is_finite():
     """test_course.py runs this test with each bug of the course's hunt."""
     steps, metrics = gradients_of(policy(), random_groups(4, seed=1), mini_batches=2)
@@ -111,7 +101,8 @@ def test_update_equals_the_plain_computation(micro_tokens):
     loss.backward()
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
     plain = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
-    close(ours, plain, tolerance=1e-7)  # our logits are float32 from the head on, these are float64
+    # our logits are float32 from the head on, these are float64
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -128,47 +119,33 @@ def test_one_mini_batch_is_the_on_policy_case_bit_for_bit(name):
     assert short.keys() == long.keys() and all(torch.equal(short[n], long[n]) for n in short)
 
 
-def uneven_groups(count, seed):
-    """Groups with different numbers of rows, as ada-est and gvm leave them."""
-    groups = random_groups(count, seed)
-    for i, group in enumerate(groups):
-        group.kept[:] = group.kept[:1 + i % 4]
-    return groups
-
-
 def test_which_groups_share_a_mini_batch_is_drawn_and_none_is_split():
     """The batch has an order, and a mini-batch must not be all easy or all hard."""
-    config, groups = settled(mini_batches=4, max_tokens=20), uneven_groups(9, seed=9)
+    config, groups = settled(mini_batches=4, max_tokens=20), random_groups(9, seed=9)
+    for i, group in enumerate(groups):  # as ada-est and gvm leave them
+        group.kept[:] = group.kept[:1 + i % 4]
 
     def dealt(seed):
         split = minirl.split_into_mini_batches(groups, config, random.Random(seed))
         return [Counter(tuple(row.ids[:row.prompt_length]) for row in rows) for rows in split]
 
     assert dealt(0) == dealt(0) != dealt(1)
-    norms = {row.norm for rows in minirl.split_into_mini_batches(groups, config, random.Random(0))
-             for row in rows}
-    answers = sum(len(group.rows()) for group in groups) / 4  # of a mini-batch, on average
-    assert [*norms] == [pytest.approx(1 / (answers * 20))]
     rows = [(tuple(group.problem.prompt_ids), sum(a != 0 for _, a in group.rows()))
             for group in groups]
     assert sorted(pair for counts in dealt(0) for pair in counts.items()) == sorted(
         pair for pair in rows if pair[1])
 
 
-def trained(**of_tokens) -> Row:
-    """A row as an update leaves it: each of `of_tokens` is a list, an entry per token."""
-    mu, old, coefficient = (of_tokens.pop(name) for name in ("mu", "old", "coefficient"))
-    return Row(
-        ids=[0] * (1 + len(mu)), prompt_length=1, mu_logprobs=mu, coefficient=coefficient,
-        old_logprobs=torch.tensor(old),
-        **{name: torch.tensor(values) for name, values in of_tokens.items()})
+def trained(mu, coefficient, **of_tokens) -> Row:
+    """A row as an update leaves it."""
+    return Row(ids=[0] * (1 + len(mu)), prompt_length=1, mu_logprobs=mu, coefficient=coefficient,
+               **{name: torch.tensor(values) for name, values in of_tokens.items()})
 
 
 def test_diagnostics_by_hand_and_only_of_what_the_objective_does():
-    rows = [trained(old=[-1.0], mu=[-1.5], coefficient=1.0, mask=[0.0], weight=[6.0],
-                    entropy=[1.0]),
-            trained(old=[-2.0, -1.0, -1.0], mu=[-1.0, -1.0, -1.0], coefficient=-1.0,
-                    mask=[1.0, 0.0, 1.0], weight=[0.4, 0.5, 1.25], entropy=[2.0, 3.0, 2.0])]
+    rows = [trained([-1.5], 1.0, old_logprobs=[-1.0], mask=[0.0], weight=[6.0], entropy=[1.0]),
+            trained([-1.0] * 3, -1.0, old_logprobs=[-2.0, -1.0, -1.0], mask=[1.0, 0.0, 1.0],
+                    weight=[0.4, 0.5, 1.25], entropy=[2.0, 3.0, 2.0])]
     wanted = dict(
         kl_k1=0.5 / 4, kl_k3=(math.exp(0.5) - 1.5 + math.exp(-1)) / 4, weight_min=0.4,
         weight_max=6, weight_mean=8.15 / 4, weight_truncated=1 / 4, weight_over_2=1 / 4,
@@ -187,15 +164,13 @@ def test_diagnostics_by_hand_and_only_of_what_the_objective_does():
     assert cispo["weight_truncated"] == 3 / 4 and "clipped_positive" not in cispo
 
 
-# ------------------------------------------------------------------ what a step does around it
 def learning(**changes):
-    config = settled(**dict(max_tokens=20, micro_tokens=4096, lr=0.01, warmup_steps=4) | changes)
+    config = settled(max_tokens=20, micro_tokens=4096, lr=0.01, warmup_steps=4, **changes)
     policy = tiny_policy()
     return policy, *make_optimizer(policy, config), config
 
 
 def test_the_pi_old_pass_samples_at_the_same_temperature(monkeypatch):
-    """test_metrics.py checks what the objective leaves on the rows."""
     gaps, real, batches, real_micro = [], minirl.objective, [], minirl.micro_batches
 
     def watched(lp, old, *rest):
@@ -232,7 +207,6 @@ def test_the_learning_rate_warms_up_a_step_at_a_time_and_is_logged_as_used():
     (group,) = optimizer.param_groups
     assert {*map(id, group["params"])} == {id(p) for p in policy.parameters() if p.requires_grad}
     assert group["weight_decay"] == 0
-    assert learning(warmup_steps=0)[1].param_groups[0]["lr"] == 0.01
     used, real = [], optimizer.step
     optimizer.step = lambda *a, **k: (used.append(optimizer.param_groups[0]["lr"]), real(*a, **k))
     logged = [update(policy, optimizer, schedule, random_groups(4, seed), config)["lr"]
@@ -251,7 +225,6 @@ def test_loss_and_gradient_norm_are_means_over_the_mini_batches(monkeypatch, nor
     groups = random_groups(4, seed=15)
     metrics = update(policy, optimizer, schedule, groups, config)
     assert (metrics["loss"], metrics["grad_norm"]) == (2.0, mean)
+    assert metrics["skipped_steps"] == skipped == len(norms) - metrics["optimizer_steps"]
     assert metrics["tokens_trained"] == sum(
         len(s.rollout.token_ids) for group in groups for s, a in group.rows() if a)
-    taken = metrics["optimizer_steps"], metrics["skipped_steps"]
-    assert taken == (len(norms) - skipped, skipped)

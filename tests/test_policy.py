@@ -1,5 +1,4 @@
-"""The trainer's model: its adapted layers and precisions, its determinism, its attention on a card
-(tested without one), and adapters from other programs."""
+"""The trainer's model: its adapted layers and precisions, and adapters from other programs."""
 import json
 
 import pytest
@@ -45,7 +44,6 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():
         found.append(gradients(trained))
     assert calls == [False, True, True]  # again in the backward pass, instead of being kept
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    assert any(gradient.abs().max() > 0 for gradient in found[0].values())
 
 
 def test_the_gradient_in_bfloat16_is_as_good_as_with_pefts_float32(monkeypatch):
@@ -94,11 +92,9 @@ def test_the_adapter_is_scaled_by_alpha_over_rank_begins_as_nothing_and_follows_
         assert torch.equal(a[name], b[name]) and not torch.equal(a[name], other[name])
 
 
-# ------------------------------------------------------------------------- attention on a card
-@pytest.mark.parametrize("dtype, capability, shares", [
-    ("float16", (7, 5), False), ("float32", (8, 0), False), ("bfloat16", (8, 0), True)])
-def test_keys_are_shared_only_where_flash_attention_can_do_it(
-        dtype, capability, shares, monkeypatch):
+@pytest.mark.parametrize("dtype, ampere, shares", [
+    ("float16", False, False), ("float32", True, False), ("bfloat16", True, True)])
+def test_keys_are_shared_only_where_flash_attention_can_do_it(dtype, ampere, shares, monkeypatch):
     """Flash needs 16 bits, capability 8.0 and no mask. Elsewhere torch 2.13 would store every score
     if keys were shared. Rows of two lengths, so that a mask for the padding would be seen, too."""
     from transformers.integrations import sdpa_attention
@@ -112,36 +108,27 @@ def test_keys_are_shared_only_where_flash_attention_can_do_it(
     trained = policy(dtype=dtype)
     monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(policy_module, "computes_in_bfloat16", lambda: capability >= (8, 0))
-    token_logprobs(trained, ROWS[:1] + [Sequence(list(range(9)), 5)])
-    assert {*asked} == {(True, True)}
-    asked.clear()
+    monkeypatch.setattr(policy_module, "computes_in_bfloat16", lambda: ampere)
     policy_module.spare_attention(dtype, "cuda")
     token_logprobs(trained, ROWS[:1] + [Sequence(list(range(9)), 5)])
     assert {*asked} == {(True, shares)}
 
 
-# ------------------------------------------------------------------------- an adapter of others
-@pytest.mark.parametrize("change, words", [
-    ("{", "cannot be read"), (dict(modules_to_save=["lm_head"]), "to_save"),
-    (dict(init_lora_weights="pissa"), "init_lora_weights"), (dict(use_dora=True), "use_dora"),
-    ({"\x1b[2Jnew": 1}, r"\\x1b\[2Jnew"), (dict(bias="lora_only"), "bias = lora_only"),
-    (dict(peft_type="IA3"), "peft_type = IA3")])
-def test_an_adapter_that_is_not_plain_lora_is_refused(tmp_path, change, words):
+@pytest.mark.parametrize("name, value", [
+    ("modules_to_save", ["lm_head"]), ("init_lora_weights", "pissa"), ("use_dora", True),
+    ("bias", "lora_only"), ("peft_type", "IA3"), ("new", 1)])
+def test_an_adapter_that_is_not_plain_lora_is_refused(tmp_path, name, value):
     LoraConfig(target_modules=["q_proj"]).save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
-    made = json.loads(file.read_text())
-    file.write_text(change if isinstance(change, str) else json.dumps(made | change))
-    with pytest.raises(SystemExit, match=words) as stop:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with pytest.raises(SystemExit, match=name):
         policy_module.load_adapter(tiny_folder(), str(tmp_path), "float32")
-    assert str(stop.value).isprintable()
 
 
-@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
-def test_an_adapter_of_the_head_or_the_embeddings_is_refused(tmp_path, layer):
-    """The engine would merge it into both if they share weights, and else leave it out."""
+def test_an_adapter_of_the_head_is_refused(tmp_path):
+    """The engine would merge it into the embeddings too if they share weights."""
     made = get_peft_model(load_model(tiny_folder(), "float32"), LoraConfig(
-        target_modules=["q_proj", layer], task_type="CAUSAL_LM"))
+        target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
     made.save_pretrained(tmp_path, save_embedding_layers=False)
-    with pytest.raises(SystemExit, match=f"{layer}.*outside of the layers"):
+    with pytest.raises(SystemExit, match="lm_head.*outside of the layers"):
         policy_module.load_adapter(tiny_folder(), str(tmp_path), "float32")

@@ -24,7 +24,7 @@ def broken(policy, how: str):
     other = copy.deepcopy(policy)
     for name, p in second(other).items():
         layer = int(name.split("layers.")[1].split(".")[0])
-        if how == f"layer {layer}" or (how == "half of the layers" and layer % 2 == 0):
+        if how == f"layer {layer}":
             p.data.zero_()
         elif how == "half of the change":
             p.data.mul_(0.5)
@@ -32,8 +32,7 @@ def broken(policy, how: str):
 
 
 class NoisyEngine:
-    """An engine that is a copy of the policy, with Gaussian noise on its log-probs: any noise, no
-    vLLM. `how` its syncs are broken; `temperature` of sampling."""
+    """An engine that is a copy of the policy, with Gaussian noise on its log-probs."""
 
     def __init__(self, policy, noise=0.0, temperature=1.0, how=""):
         self.held, self.noise, self.how = copy.deepcopy(policy), noise, how
@@ -79,21 +78,17 @@ def bare(bounds=HALF, base=(0.0, 0.0), tokens: int = 500) -> Probe:
 
 
 def judged(sound: bool):
-    return contextlib.nullcontext() if sound else pytest.raises(
-        SystemExit, match="Engine and trainer disagree.*other --sync")
+    return contextlib.nullcontext() if sound else pytest.raises(SystemExit, match="disagree")
 
 
-# ------------------------------------------------------------------------------------ whole probes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how, noise, bounds", [
-    ("layer 0", 0.01, HALF), ("half of the layers", 0.01, HALF), ("layer 2", 1e-6, EXACT),
-    ("half of the change", 0.04, EIGHT)])
+    ("layer 0", 0.01, HALF), ("layer 2", 1e-6, EXACT), ("half of the change", 0.04, EIGHT)])
 def test_a_trial_adapter_shows_what_never_arrives(how, noise, bounds):
     policy = small_policy()
-    engine = NoisyEngine(policy, noise)
-    probed(engine, policy, bounds).check()
-    for held in (policy, engine.held):
-        assert not any(p.any() for p in second(held).values())  # as before the trial
+    probed(NoisyEngine(policy, noise), policy, bounds).check()
     with judged(False):
         probed(NoisyEngine(policy, noise, how=how), policy, bounds)
 
@@ -132,6 +127,8 @@ def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_one():
     policy = small_policy()
     engine = NoisyEngine(policy)
     probe = probed(engine, policy, EXACT)
+    for held in (policy, engine.held):
+        assert not any(p.any() for p in second(held).values())  # the trial adapter is gone
     found = probe.check()
     assert found["probe_moved"] == 0 and math.isnan(found["probe_slope"])
     move(policy, 4e-3)
@@ -141,7 +138,6 @@ def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_one():
     assert probe.check()["probe_slope"] == pytest.approx(1, abs=1e-3)
 
 
-# ------------------------------------------------------------------------------------ the numbers
 def test_the_slope_is_unbiased_and_off_by_two_errors_in_about_one_of_twenty_tries():
     generator, tries = torch.Generator().manual_seed(0), []
     for _ in range(400):
@@ -162,7 +158,7 @@ def test_a_single_token_does_not_decide():
 @pytest.mark.parametrize("mine, theirs", [(math.nan, 0.0), (0.0, math.nan)])
 def test_a_number_that_is_none_ends_the_run(mine, theirs):
     """NaN is neither smaller nor larger than a limit."""
-    with pytest.raises(SystemExit, match="is nan on average .*weights are damaged"):
+    with pytest.raises(SystemExit, match="is nan on average"):
         bare(EIGHT, tokens=2).compare(torch.tensor([0.0, mine]), torch.tensor([0.0, theirs]))
 
 

@@ -1,10 +1,8 @@
-"""Routing replay: exact at unchanged weights for every family, with exact gradients and the real
-routes. The checks of lab 6, which test_course.py runs, test the hook alone and the agreement of
-routes."""
+"""Routing replay: exact at unchanged weights, with exact gradients and the engine's real routes.
+The checks of lab 6 test the hook alone and the agreement of routes."""
 import itertools
 import json
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -66,11 +64,9 @@ def gradients(policy, rows) -> dict:
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("family, experts", [
-    *((family, "grouped_mm") for family in VARIANTS), ("qwen3_moe", "eager"),
-    ("qwen3_moe", "batched_mm")])
-def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts):
-    policy, rows = deep(family, experts), some_rows()
+@pytest.mark.parametrize("family", VARIANTS)
+def test_record_then_replay_at_unchanged_weights_changes_nothing(family):
+    policy, rows = deep(family), some_rows()
     natural, before = gradients(policy, rows), record(policy, rows)
     assert torch.equal(logprobs(policy, rows), before)
     replayed = gradients(policy, rows)
@@ -78,8 +74,6 @@ def test_record_then_replay_at_unchanged_weights_changes_nothing(family, experts
                for name in natural)
     learning = [name for name, g in replayed.items() if name.endswith("gate.weight") and g.any()]
     assert len(learning) == len(policy.routing.chosen)  # the routers learn
-    with pytest.raises(RuntimeError), replaying(policy, rows):
-        raise RuntimeError("out of memory")
     assert policy.routing.forced is None  # what runs next must find the routers as they were
 
 
@@ -133,7 +127,6 @@ def test_routes_that_cannot_be_right_are_refused(spoil):
         policy.routing.check(spoil(row.replay), len(row.ids))
 
 
-# --------------------------------------------------------------------------------------- the update
 def groups_for() -> list:
     """Random groups whose engine used other experts than the trainer would."""
     generator, groups = torch.Generator().manual_seed(3), random_groups(4, seed=3)
@@ -190,15 +183,10 @@ def test_ratios_under_each_replay(replay, monkeypatch):
         assert same[0] == 1 > same[1] if replay == "r2" else max(same) < 0.3, same
     agree = [metrics[f"routes_agree_{layer}"] for layer in range(3)]
     assert all(0 <= share < 0.3 for share in agree) and metrics["routes_agree_all"] <= min(agree)
-    config = replace(config, mini_batches=1)  # where pi_old is not computed in a pass of its own
-    again = make_optimizer(policy, config)
-    assert "routes_agree_all" in models_small.update(policy, *again, groups_for(), config)
 
 
-# --------------------------------------------------------------------------------------- the engine
 def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
-    """Prompts of many lengths whose answers start and end at different moments. dropping: twice all
-    running answers are dropped and begun anew, as if vLLM's cache were full."""
+    """dropping: twice all running answers are begun anew, as if vLLM's cache were full."""
     rng, steps = random.Random(0), 0
     prompts = [random_ids(rng.randint(2, 30), seed=i) for i in range(count)]
     waiting, found = list(itertools.product(range(count), range(6))), {}
@@ -251,17 +239,6 @@ def test_routes_belong_to_their_own_sequence_and_survive_syncs(variant):
         (after,), = engine.generate([[1, 2, 3]], n=1, max_tokens=4)
         policy.routing.check(after.routes, 3 + len(after.token_ids))
         assert not engine.recorder.routes  # nothing is kept of what was not asked for
-
-
-@pytest.mark.engine
-def test_r3_closes_most_of_the_gap_in_low_precision():
-    folder = model_folder("qwen3_moe", **DEEP)
-    with serve(folder, max_num_seqs=48, routes=True, dtype="bfloat16") as engine:
-        rows = rollouts_as_rows(engine)
-    policy = models_small.policy(folder, "bfloat16", moved=0)
-    natural, replayed = gap_when(policy, rows, False), gap_when(policy, rows, True)
-    assert replayed.square().mean() < natural.square().mean() / 2
-    assert replayed.max() < 0.6931 < natural.max()  # a ratio beyond 2 or 1/2
 
 
 @pytest.mark.engine

@@ -42,14 +42,11 @@ class Words:
 
 
 class Engine:
-    """In vLLM's place. What it writes follows from the seed, the prompt and the place in the pool,
-    so a resumed run can be compared with one that was never stopped. seed: None takes what
-    `seed_all` decided, as vLLM does.
+    """In vLLM's place. What it writes follows from the seed, the prompt and the place in the pool.
 
     At most `slots` samples are written at a time, a token each per step; those that finish in one
-    step come back in random order. length: (rng, correct) -> tokens. A prompt is anything with a
-    pass rate `p`, or token ids, which decide it. log[i]: keys submitted before step i; asked: what
-    was asked for with each key; events: sleep, wake, sync, clear, in order.
+    step come back in random order. A prompt is anything with a pass rate `p`, or token ids, which
+    decide it. log[i]: keys submitted before step i; asked: what was asked for with each key.
     """
 
     on_cpu, sleeps, tokenizer = True, False, Words()
@@ -118,10 +115,7 @@ def by_text(key, problem, rollout) -> float:
 
 
 class Grader(contextlib.AbstractContextManager):
-    """Rewards by `judge(key, problem, rollout)`, at once; one that is NaN has no verdict.
-
-    Fails the test if a verdict is asked for twice or early, or under another prompt.
-    """
+    """Rewards by `judge(key, problem, rollout)`, at once; one that is NaN has no verdict."""
 
     def __init__(self, judge=by_text):
         self.judge, self.open, self.styles = judge, {}, {}
@@ -148,7 +142,6 @@ def silent(key, problem, rollout) -> float:
     return 0.0
 
 
-# ------------------------------------------------------------------------------ settings
 CPU = Machine(card="", memory=64 * GB, dtype="float32")
 SIZES = dict(  # of models that nobody downloads for a test
     small=dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
@@ -180,7 +173,6 @@ def settled(machine: Machine = CPU, **flags) -> Config:
     return settle_flags(Config(**flags), machine)
 
 
-# ------------------------------------------------------------------------------ one step
 def problem(i: int) -> SimpleNamespace:
     return SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="",
                            prompt_ids=[i % WORDS, i // WORDS % WORDS])
@@ -203,7 +195,6 @@ def ready(mixture=False, judge=by_text, **flags) -> SimpleNamespace:
         folder=Path("mine"))
 
 
-# ------------------------------------------------------------------------------ a whole run
 def stand_in(put=setattr, engine=Engine) -> None:
     """Put the mocks into the program, in a test's process or in one that it starts."""
     put(engines, "Engine", lambda path, *, routes=False, **_: engine(seed=None, routes=routes))
@@ -230,10 +221,7 @@ def rows(log: Path) -> list[dict]:
 
 
 def difference(run: Path, reference: Path, step: int, evaluated: bool = True) -> str:
-    """The first thing in which two runs differ up to `step`; empty if they are equal.
-
-    evaluated: whether the evaluation is to be there that follows the checkpoint of that step.
-    """
+    """The first thing in which two runs differ up to `step`; empty if they are equal."""
     for log in LOGS:
         upto = step if evaluated or log in ("metrics.jsonl", "groups.jsonl") else step - 1
         mine, other = ([row for row in rows(folder / log) if row["step"] <= upto]
