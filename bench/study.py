@@ -4,10 +4,8 @@
     python bench/study.py grpo --processes 2        # trains first what is missing
 
 The runs are the lines of bench/results/STUDY.jsonl (see store.py), and the page is
-bench/results/STUDY.md. sampling.py has the studies skills, longer_skills, real_race, human,
-human_gpu and qwen. ablations.py has objective and precision, probes.py has probe, and grpo.py has
-grpo. Any other study is a table of runs that were made one by one. A study that has ended trains
-nothing: its page names the commit that can train its runs again.
+bench/results/STUDY.md. A study that is not in STUDIES is a table of runs that were made one by one.
+A study that has ended trains nothing: its page names the commit that can train its runs again.
 """
 import argparse
 import json
