@@ -104,8 +104,7 @@ TEXT_UNIT = re.compile(  # \text{ m}/\text{s}^2
     rf"{EXPONENT})+\s?(?=[,;]|$)")
 BARE_UNIT = re.compile(rf"""(?x) (?: (?<=[\d}}]) | (?<=\\pi)(?=\s) )
     (?: \s?/? (?: [^\W\d_]{{4,}} | [^\W_ -~]+ | [ckm]m | [km]?g | ft | in | mi | hr | mL | nm )
-      | \s/? (?: [^\W\d_]{{3,}}
-            | (?<!\\pi\s)[msghlLNJWVCKAFHT](?={EXPONENT}(?:/|\.?\s?(?:[,;]|$))) )
+      | \s/? (?: [^\W\d_]{{3,}} | (?<!\\pi\s)[msghlLNJWVCKAFH](?={EXPONENT}(?:/|\.?\s?(?:[,;]|$))) )
     ) {EXPONENT} (?: [ ./*-]+[^\W\d_]+{EXPONENT} )* \.?\s?(?=[,;]|$)""")
 
 
@@ -401,7 +400,8 @@ def judge(gold: str, completion: str, style: str = "", compare=equal) -> tuple[s
     return {True: "correct", False: "wrong", None: "unparseable"}[right], f"{gold} and {answer}"
 
 
-EXAMPLES = [r"e^{x}\sqrt{2}+\log_{2}(x)-\sin(\frac{\pi}{7})", r"(-\infty,2]\cup[3,4)", "0<|x|<5"]
+EXAMPLES = [r"e^{x}\sqrt{2}+\log_{2}(x)-\sin(\frac{\pi}{7})", r"(-\infty,2]\cup[3,4)", "0<|x|<5",
+            "y=2x+1", "3-4i", r"(x-2)\sqrt[3]{5}", r"\frac{1+\sqrt{5}}{2}", "x^{2}-1"]
 
 
 class Grader(ForkingGrader):
