@@ -48,12 +48,12 @@ import torch
 
 from ada_sampler import Estimator, collect, set_advantages
 from explorer.panels import draw_run
-from parts.run_folder import claim, note_start, restore, save
 from parts.config import Config, settings_of, settle
 from parts.data import Problem, Stream, load_data
 from parts.engine import Engine, EngineForSampler, seed_all, start_engine
 from parts.evaluation import evaluate
 from parts.grader import ForkingGrader
+from parts.log import Log, say_how_to_resume, timed
 from parts.logprobs import (Sequence, gvm_grad_norms, micro_batches, split_by_row,
                             token_logprobs, try_largest_batch)
 from parts.machine import memory_gb
@@ -61,8 +61,8 @@ from parts.metrics import diagnostics, mean_surprisal, summarize
 from parts.policy import load_policy, make_optimizer
 from parts.probe import Probe, start_probe
 from parts.prompts import stop_ids
-from parts.log import Log, say_how_to_resume, timed
 from parts.routing_replay import note_routes, replaying, require_routes
+from parts.run_folder import claim, note_start, restore, save
 from rewards import open_grader
 
 

