@@ -4,12 +4,10 @@ A start of minirl.py costs 18 seconds of CPU time before its first line of work,
 imports. So one process imports torch, vLLM and the rest once; every program is a fork of it that
 runs the script as `__main__`. Where the start itself is what a test is about, use subprocess.
 """
-import contextlib
 import io
 import json
 import multiprocessing
 import os
-import resource
 import runpy
 import sys
 import tempfile
@@ -35,17 +33,6 @@ def contents(folder: Path) -> dict:
     """Folder or file -> when it was written; what only locks is left out."""
     return {file: file.is_file() and file.stat().st_mtime_ns for file in folder.rglob("*")
             if file.name != ".lock"}
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int):
-    """As on a disk that is full: no file may grow beyond `size` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def run_program(script: str, *flags, code: int = 0, **how) -> str:

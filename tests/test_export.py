@@ -9,26 +9,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-import eval as evaluation  # the module has the name of a builtin
-from helpers import contents, files_of_at_most, lines, run_program
 from models_small import policy
 from parts.models import find_model, tiny_folder
 from parts.policy import load_adapter
 from parts.prompts import stop_ids
 from parts.run_folder import note_start
 from recipes import export
-from world import Engine, Grader, settled, small_run
+from world import settled
 
 
-def train_at_random(run: Path, model="tiny", steps=(3,), size=0.01, dtype="float32", **flags):
+def train_at_random(run: Path, model="tiny", size=0.01, dtype="float32", **flags):
     """A run's folder as training leaves it, with an adapter that changes a lot."""
     config, base = settled(model=model, name=run.name, dtype=dtype, **flags), find_model(model)
     trained = policy(base.path, dtype, size, rank=config.lora_rank)
     run.mkdir(parents=True)
     ends = stop_ids(base, config.template, config.stop)
     note_start(run, asdict(config), [], [], model=base.digest, end_tokens=ends)
-    for step in steps:
-        trained.save_pretrained(run / "checkpoints" / f"step-{step:06d}")
+    trained.save_pretrained(run / "checkpoints" / "step-000003")
     return run
 
 
@@ -108,52 +105,3 @@ def test_what_goes_with_the_weights(tmp_path):
         "<|endoftext|>", "<|im_end|>", "?"}
     assert (kept.temperature, kept.top_k, kept.do_sample) == (0.9, 0, True)
     assert kept.max_new_tokens == 33 and kept.repetition_penalty in (None, 1.0)
-
-
-def test_a_full_disk_leaves_neither_half_a_model_nor_a_changed_run(tmp_path):
-    run = train_at_random(tmp_path / "made" / "runs" / "mine")
-    before = contents(tmp_path)
-    with files_of_at_most(10**6), pytest.raises(Exception, match="File too large"):
-        export.export(str(run), tmp_path / "out")
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_an_exported_model_ends_its_answers_where_the_run_does(tmp_path):
-    """Of a model that ends its turns with a token that generation_config.json alone names."""
-    base = Path(shutil.copytree(tiny_folder(), tmp_path / "base"))
-    for file in base.glob("tokenizer*.json"):
-        file.write_text(file.read_text().replace("<|endoftext|>", "<end_of_turn>"))
-    for name, change in dict(tokenizer_config=dict(eos_token="<|pad|>"),
-                             generation_config=dict(eos_token_id=[347, 346]),
-                             config=dict(eos_token_id=347)).items():
-        file = base / f"{name}.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    train_at_random(tmp_path / "runs" / "mine", str(base), size=1e-3, template="chat")
-    export.export(str(tmp_path / "runs" / "mine"), tmp_path / "made")
-    flags = ("--model made --data builtin --limit 40 --k 4 --template chat --max-tokens 64 "
-             "--max-prompt-tokens 256 --out out")
-    said = run_program("eval.py", *flags.split(), cwd=tmp_path, env=dict(OMP_NUM_THREADS=1))
-    assert "an answer ends at <end_of_turn>, <|pad|>" in said
-    assert json.loads((tmp_path / "out/protocol.json").read_text())["stop"] == [346, 347]
-    rows = lines(tmp_path / "out/eval.jsonl")
-    assert sum(row["finish_reason"] == "stop" for row in rows) > 100
-    assert sum(row["reward"] for row in rows) > 0.05 * len(rows)
-
-
-def test_a_run_starts_from_a_model_that_a_run_has_made(tmp_path, monkeypatch):
-    """Trained, exported, trained further and evaluated: the export is a model like any other."""
-    monkeypatch.chdir(tmp_path)
-    lengths = dict(data="builtin", template="chat", max_prompt_tokens=40)
-    small_run(tmp_path, name="first", steps=1, **lengths)
-    export.export("runs/first", Path("made"))
-    small_run(tmp_path, name="second", steps=1, model="made", **lengths)
-    monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: Engine())
-    monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
-    evaluation.main(["--adapter", "runs/second", "--base", "--out=out"])
-    protocol = json.loads(Path("out/protocol.json").read_text())
-    assert (protocol["model"], protocol["template"]) == ("made", "chat")
-    made, tiny = (json.loads(Path(f"runs/{name}/config.json").read_text())
-                  for name in ("second", "first"))
-    assert made["end_tokens"] == tiny["end_tokens"] and made["model"] != tiny["model"]

@@ -195,42 +195,19 @@ def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-def warned(capsys, step=2, rewards=(0, 0), status="wrong", why="", end="stop", **of_step) -> str:
-    """What is printed about a step in which one prompt had these answers."""
-    rollout = SimpleNamespace(text="so \\boxed{3}\x07", finish_reason=end, token_ids=[7],
+@pytest.mark.parametrize("status, failed, warned", [
+    ("timeout", 2, False), ("timeout", 3, True), ("unparseable", 100, False)])
+def test_answers_without_a_verdict_are_reported(capsys, status, failed, warned):
+    """The warning shows one, without the characters with which it could control a terminal."""
+    rollout = SimpleNamespace(text="so \\boxed{3}\x07", finish_reason="stop", token_ids=[7],
                               finished=0)
-    statuses = status if isinstance(status, list) else [status] * len(rewards)
-    pool = [Sample(i, 0, rollout, reward, status, reward > 0.7, why)
-            for i, (reward, status) in enumerate(zip(rewards, statuses))]
+    statuses = [status] * failed + ["wrong"] * (100 - failed)
+    pool = [Sample(i, 0, rollout, 0, status, False, "why") for i, status in enumerate(statuses)]
     groups = [Group(0, SimpleNamespace(answer="12\x1b[2J"), pool, outcome="resolved")]
-    warn(summarize(groups) | dict(step=step) | of_step, groups, None)
+    warn(summarize(groups) | dict(step=2, loss=0.5), groups, None)
     said = capsys.readouterr().out
     assert all(line.isprintable() for line in said.splitlines())
-    return said
-
-
-def test_a_step_without_a_gradient_says_what_its_answers_are_like(capsys):
-    said = warned(capsys, 1, [0, 0, 0, 1], "no_box", end="length")
-    assert "Of 4 answers 100% are truncated, 100% have no box, and 25% are right" in said
-    assert r"the first is 'so \\boxed{3}\x07' (gold '12\x1b[2J')" in said
-    assert len(said.splitlines()) == 1
-    assert "0% are truncated, 0% have no box, and 0% are right: docs" in warned(capsys)
-    assert warned(capsys, loss=0.5) == ""
-
-
-def test_tokens_of_which_few_count_are_reported(capsys):
-    assert "effective sample size of the trained tokens is 20%" in warned(
-        capsys, loss=0.5, weight_ess=0.2)
-    assert warned(capsys, loss=0.5, weight_ess=0.3) == ""
-
-
-@pytest.mark.parametrize("status, failed, said", [
-    ("timeout", 2, ""), ("timeout", 3, "WARNING, step 2: 3 of 100 answers got no verdict"),
-    ("unparseable", 100, ""), ("killed", 100, "{3}\\x07': killed, because")])
-def test_answers_without_a_verdict_are_reported(capsys, status, failed, said):
-    statuses = [status] * failed + ["wrong"] * (100 - failed)
-    found = warned(capsys, rewards=[0] * 100, status=statuses, why="because", loss=0.5)
-    assert said in found and bool(said) == bool(found)
+    assert ("3 of 100 answers got no verdict" in said) == warned == bool(said)
 
 
 @pytest.mark.parametrize("scale, loss, ends", [

@@ -1,19 +1,19 @@
 """One step of training, the loop around it, and float16, with an engine of random tokens."""
-import contextlib
+import json
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import minirl
+from helpers import lines
 from minirl import Row
 from models_small import policy, second, trained_weights
 from parts import logprobs
 from parts.policy import make_optimizer
 from parts.routing_replay import note_routes
-from world import by_text, ready, settled, silent
+from world import by_text, ready, settled, silent, small_run
 
 
 # ------------------------------------------------------------------------------ one step
@@ -41,17 +41,6 @@ def test_without_a_finite_gradient_no_weight_moves_and_the_warm_up_waits(judge, 
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, skipped)
     assert run.events == ["sleep", "wake", "sync", "probe"]
     assert run.schedule.last_epoch == 0 and not run.optimizer.state
-
-
-def test_a_gradient_that_is_infinite_changes_no_weight():
-    """Clipping would make it 0 or NaN."""
-    run = ready()
-    before = trained_weights(run.policy)
-    for p in second(run.policy).values():
-        p.grad = torch.full_like(p, math.inf)
-    assert minirl.optimizer_step(run.policy, run.optimizer, run.schedule, run.config) == math.inf
-    assert not run.optimizer.state and run.schedule.last_epoch == 0
-    assert all(torch.equal(p, before[name]) for name, p in trained_weights(run.policy).items())
 
 
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
@@ -108,27 +97,15 @@ def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
     assert run.events == ["clear"]  # a resumed run has an empty cache
 
 
-@pytest.mark.parametrize("first, every, wanted", [
-    (True, 3, [0, 3, 6, 7]), (True, 0, [0, 7]), (False, 3, [3, 6, 7]), (False, 0, [7])])
-def test_the_loop_logs_evaluates_and_saves_each_step(monkeypatch, tmp_path, first, every, wanted):
-    run, seen = ready(steps=7, eval_first=first, eval_every=every), []
-    said = SimpleNamespace(step=lambda *_: seen.append("log"), close=lambda: seen.append("close"),
-                           evaluation=lambda rows: seen.append("evaluation"), evaluated=None)
-    monkeypatch.chdir(tmp_path)
-    run.held_out = []
-    for name, instead in dict(
-            open_grader=lambda *_: contextlib.nullcontext(), set_up=lambda *_: run,
-            Log=lambda run: said, evaluate=lambda *_, **__: [],
-            save=lambda *_: seen.append("save"), draw_run=lambda _: seen.append("draw"),
-            train_step=lambda step, run: (seen.append(step), {})).items():
-        monkeypatch.setattr(minirl, name, instead)
-    minirl.main(replace(run.config, name="mine"))
-    due = [["evaluation", "draw"] if step in wanted else [] for step in range(8)]
-    every_step = [[step, "log", "save", *due[step]] for step in range(1, 8)]
-    assert seen == [*due[0], *sum(every_step, []), "close"]
-    said.evaluated = run.state["step"]  # a resumed run does not repeat a complete evaluation
-    minirl.evaluate_if_due(run, said)
-    assert seen[-1] == "close"
+@pytest.mark.parametrize("first, every, wanted", [(True, 2, [0, 2, 3]), (False, 0, [3])])
+def test_a_run_has_the_evaluations_and_the_adapter_of_its_flags(tmp_path, first, every, wanted):
+    flags = dict(eval_first=first, eval_every=every, lora_rank=4, lora_alpha=12)
+    run = small_run(tmp_path, steps=3, **flags)
+    small_run(tmp_path, steps=4, resume=True, **flags)  # the last evaluation is not repeated
+    assert [row["step"] for row in lines(run / "eval.jsonl")] == [*wanted, 4]
+    assert [row["step"] for row in lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    adapter = json.loads((run / "checkpoints/step-000004/adapter_config.json").read_text())
+    assert (adapter["r"], adapter["lora_alpha"]) == (4, 12)
 
 
 def test_the_engine_sleeps_while_gvm_measures_gradients_and_is_synced_after_it(monkeypatch):

@@ -89,7 +89,6 @@ HOSTILE = dict(
     reward_elsewhere=rewarded("elsewhere/program.py:score"),
     reward_inside=rewarded("runs/nice/program.py:score"),
     reward_at_home=rewarded("~/program.py:score"),
-    reward_odd=configured(reward=["elsewhere/program.py:score"]),
     template_absolute=lambda: configured(template=os.path.abspath("elsewhere/evil.jinja"))(),
     template_relative=configured(template="runs/nice/../../elsewhere/turns.json"),
     data=configured(data="elsewhere/data.jsonl", eval_data="elsewhere/data.jsonl"),
@@ -168,8 +167,6 @@ def test_nothing_of_a_shared_folder_is_executed_and_no_other_file_is_read(
         program()
     except SystemExit as ended:  # a sentence
         assert ended.code
-    except (TypeError, ValueError, KeyError) as odd:  # a value of another type
-        assert "odd" in str(spoil), odd
     finally:
         WATCHED.clear()
     assert not (place / "executed").exists()

@@ -3,11 +3,9 @@
     accelerate launch ... tests/trl_step.py FOLDER --sampler ada-pos ...
 
 takes one optimizer step and writes FOLDER/rank-0.pt and so on, each with the gradient (which is the
-same) and the process's own pools. With --steps it is the recipe itself, whose second process kills
-itself after the step that the variable DIES_AFTER names.
+same) and the process's own pools.
 """
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -67,24 +65,12 @@ def allow_fsdp_on_cpu(recipe) -> None:
     AcceleratorState.__init__ = init
 
 
-def dies(keeper, args, state, control, **_) -> None:
-    """The recipe's callback before an optimizer step: all that was learnt before is saved then."""
-    if os.environ["RANK"] == "1" and state.global_step == int(os.environ.get("DIES_AFTER", -1)):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
     import torch
     import trl_ada
 
     allow_fsdp_on_cpu(trl_ada)
-    if "--steps" in sys.argv:
-        trl_ada.Keeper.on_pre_optimizer_step = dies
-        own, asked = trl_ada.parse(sys.argv[2:])
-        with trl_ada.say_how_to_resume(asked):
-            trl_ada.main(own, asked)
-    else:
-        trainer, (gradient,) = one_step(trl_ada, sys.argv[2:])
-        torch.save(dict(gradient=gradient, pools=pools_of(trainer.groups)),
-                   f"rank-{os.environ['RANK']}.pt")
+    trainer, (gradient,) = one_step(trl_ada, sys.argv[2:])
+    torch.save(dict(gradient=gradient, pools=pools_of(trainer.groups)),
+               f"rank-{os.environ['RANK']}.pt")
