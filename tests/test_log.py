@@ -137,8 +137,7 @@ def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, brok
         raise ConnectionError("no network\x07")
 
     sent = []
-    package = SimpleNamespace(init=lambda **how: sent.append("init"), log=sent.append,
-                              finish=lambda: sent.append("finish"))
+    package = SimpleNamespace(init=lambda **_: None, log=sent.append, finish=lambda: None)
     setattr(package, broken, fail)
     monkeypatch.setitem(sys.modules, "wandb", package)
     run.config = replace(run.config, report_to="wandb")
@@ -149,9 +148,7 @@ def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, brok
     said = capsys.readouterr().out
     assert f"WARNING: wandb.{broken} failed: no network\\x07" in said
     assert len(rows(run, "metrics.jsonl")) == 2
-    calls = [call if isinstance(call, str) else call["train/step"] for call in sent]
-    wanted = dict(init=["init"], log=[1, 2], finish=["finish"])
-    assert calls == sum((wanted[name] for name in wanted if name != broken), [])
+    assert [row["train/step"] for row in sent] == ([] if broken == "log" else [1, 2])
 
 
 # ------------------------------------------------------------------------------ ended
