@@ -51,7 +51,8 @@ def test_a_summary_has_a_report_of_each_set_and_level_and_their_weighted_mean(ca
     sets["b"][0] |= dict(finish_reason="length", status="timeout", why="")
     rows, protocol = sets["a"] + sets["b"], dict(k=4, reward="", weights=weights)
     summary = evaluation.show_results("title", rows, protocol)
-    assert "b, 3 questions: avg@4 66.7% [" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "b, 3 questions: avg@4 66.7% [" in said and "weighted: " in said
     levels = {name: summary["sets"][name].pop("levels") for name in sets}
     assert summary["sets"] == {name: report(rows, 4) for name, rows in sets.items()}
     assert [(level, part["avg"], part["questions"]) for level, part in levels["a"].items()] == [

@@ -161,6 +161,7 @@ def test_the_newest_two_stay_and_for_good_every_so_many_th(tmp_path, learning):
     assert names(tmp_path / "b") == ["step-000003", "step-000007", "step-000020", "step-000021"]
     save(tmp_path / "c", range(999_998, 1_000_001), learning)
     assert names(tmp_path / "c") == ["step-999999", "step-1000000"]  # by number, not as names
+    assert "everything up to step 1000000 is saved" in run_folder.saved_so_far(tmp_path / "c")
     assert not list(tmp_path.glob("*/checkpoints/.*"))
 
 
@@ -210,6 +211,7 @@ def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
     assert other[0].loss_scale.get_scale() == 8
     for a, b in zip(one[0].parameters(), other[0].parameters()):
         assert torch.equal(a, b)
+    assert other[1].param_groups[0]["initial_lr"] == 0.01
     for rate in (0.01 * 3 / 4, 0.01):  # two of four steps of the warm-up are done
         assert other[1].param_groups[0]["lr"] == pytest.approx(rate)
         learn(*other)

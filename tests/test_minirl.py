@@ -43,6 +43,17 @@ def test_without_a_finite_gradient_no_weight_moves_and_the_warm_up_waits(judge, 
     assert run.schedule.last_epoch == 0 and not run.optimizer.state
 
 
+def test_a_gradient_that_is_infinite_changes_no_weight():
+    """Clipping would make it 0 or NaN."""
+    run = ready()
+    before = trained_weights(run.policy)
+    for p in second(run.policy).values():
+        p.grad = torch.full_like(p, math.inf)
+    assert minirl.optimizer_step(run.policy, run.optimizer, run.schedule, run.config) == math.inf
+    assert not run.optimizer.state and run.schedule.last_epoch == 0
+    assert all(torch.equal(p, before[name]) for name, p in trained_weights(run.policy).items())
+
+
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
     """Rollouts follow the global state, the split into mini-batches the `rng` of the step."""
     drawn = []
