@@ -26,13 +26,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import minirl
 from bench.mutate import mutated
 from course import bugs, check, grade, submission, train
-from course.checks import Wrong, must_be, spelled
 from helpers import HANG, ROOT, lines
-from parts import logprobs
-from parts.config import Config, parse
+from parts.config import Config
 
 CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
@@ -132,15 +129,6 @@ def graded(row: dict) -> list[str]:
         return list(itertools.islice(found, 1))
 
 
-@pytest.mark.parametrize("right", [0.001, 1.0, 9.9, 123.0])
-def test_float32_passes_and_numbers_that_do_not_are_spelled_differently(right):
-    must_be("call", torch.tensor(right), right)
-    for yours in (right + 1.2e-5 * max(1, right), right - 1.2e-5 * max(1, right)):
-        with pytest.raises(Wrong, match="yours is"):
-            must_be("call", yours, right)
-        assert spelled(yours) != spelled(right)
-
-
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: f"{row['lab']}-{row['right']}")
 def test_a_right_solution_of_any_style_gets_all_points(row):
     assert graded(row) == []
@@ -181,16 +169,6 @@ def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signa
             p.default for p in real.parameters.values()]
 
 
-def test_the_project_has_its_own_functions_back_afterwards():
-    before = minirl.token_logprobs, logprobs.token_logprobs
-    functions = dict(response_states=len, token_logprobs=sorted)
-    with pytest.raises(RuntimeError), submission.in_place("lab_2", functions):
-        assert logprobs.response_states is len
-        assert minirl.token_logprobs is logprobs.token_logprobs is sorted  # where it is imported
-        raise RuntimeError
-    assert before == (minirl.token_logprobs, logprobs.token_logprobs)
-
-
 # -------------------------------------------------------------------- files that students hand in
 ENDLESS = """
 def exit_test(*_):
@@ -207,16 +185,11 @@ FILES = [  # lab, its text, what is said
     (3, "class Own(Exception): __str__ = len\ndef keep(*_): raise Own\nexit_test = keep",
      ["raised Own, which cannot be printed"]),
     (3, "while True: pass", ["line 1: Overtime: no answer after 0.1 seconds"]),
-    (3, "import ada_sampler\ndef exit_test(*_): ada_sampler.keep([], 7)\ndef keep(*_): 1 / 0",
-     ["keep([], 7) raised ZeroDivisionError"]),  # the inner one of the two is to blame
-    (3, "def keep(pool, n): pass", ["has no function exit_test: restore it"]),
+    (3, "import sympy\ndef exit_test(*_): raise ValueError('late')\nkeep = exit_test",
+     ["raised ValueError: late"]),  # imports are not counted
     (3, ENDLESS, ["SamplerConfig(sampler='uniform')) raised Overtime: no answer after 0.1 seconds",
                   "0 of 10 points", "keep(pool=[], n=1) raised ValueError: too few",
-                  "in line 8 of mine.py"]),
-    (5, "def objective(*_): pass\nset_norms = importance_weight = objective",
-     ["objective must return (term_T, M_T, w_T), and yours returns NoneType None"]),
-    (3, "def exit_test(*_): return inner()\ndef inner(): return 1 / 0\ndef keep(*_): pass",
-     ["in line 2 of mine.py"])]
+                  "in line 8 of mine.py"])]
 
 
 def said_by(main, capsys, monkeypatch, *words) -> str:
@@ -237,27 +210,6 @@ def test_whatever_a_file_does_is_one_sentence(tmp_path, capsys, monkeypatch, lab
     (tmp_path / "mine.py").write_text(text)
     said = said_by(check.main, capsys, monkeypatch, lab, tmp_path / "mine.py")
     assert [sentence for sentence in sentences if sentence not in said] == []
-
-
-@pytest.mark.parametrize("words, file", [
-    ("3", "lab_3.py"), ("lab_3", "lab_3.py"), ("lab_3.py", "lab_3.py"), ("3 {}", "lab_3.py"),
-    ("3 {}/mine.py", "mine.py"), ("{}/Lab3-ann.py", "Lab3-ann.py")])
-@pytest.mark.parametrize("points", [9, 10])
-def test_a_lab_is_named_by_number_name_or_file(tmp_path, monkeypatch, words, file, points):
-    """The exit code says whether all of it is right."""
-    monkeypatch.setattr(check, "LABS", tmp_path)
-    monkeypatch.setattr(check, "grade_file", lambda *asked: (
-        points if asked == ("lab_3", tmp_path / file) else 0, 10))
-    monkeypatch.setattr(sys, "argv", ["", *words.format(tmp_path).split()])
-    with pytest.raises(SystemExit) as ended:
-        check.main()
-    assert ended.value.code == (0 if points == 10 else 1)
-
-
-@pytest.mark.parametrize("word", ["9", "mine.py", "lab_12.py"])
-def test_an_unknown_lab_is_refused(word):
-    with pytest.raises(SystemExit, match=f"Which lab is {word}\\?.* called lab_N.py"):
-        check.lab_and_file(word)
 
 
 # ------------------------------------------------------------ submissions that want free points
@@ -388,9 +340,6 @@ def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatc
     monkeypatch.setattr(check, "LABS", tmp_path)
     assert list(train.written(["lab_3"])["lab_3"]) == ["keep"]
     assert "exit_test is not written yet, so the project's own is used" in capsys.readouterr().out
-    (tmp_path / "lab_3.py").write_text(text.replace("return pool[:n]", "raise NotImplementedError"))
-    with pytest.raises(SystemExit, match="write a function first"):
-        train.written(["lab_3"])
 
 
 @pytest.mark.parametrize("change, said", [
@@ -406,26 +355,7 @@ def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_pat
     assert said in train.first_difference(tmp_path / "own", tmp_path / "yours")
 
 
-def test_flags_of_the_user_come_last_and_all_are_flags_of_the_program():
-    for labs, mini_batches in ((LABS[:5], 4), (LABS[5:], 2)):
-        config = parse(train.flags_of(labs, ["--steps", "3"]))
-        assert (config.steps, config.mini_batches) == (3, mini_batches)
-    assert parse(train.flags_of(LABS, ["--mini-batches", "3"])).mini_batches == 3
-    assert parse(bugs.command_of(BUGS[5]).split()[2:]).steps == 20  # and so are those of a hunt
-
-
 # ------------------------------------------------------------------------------- bugs to be found
-def test_every_bug_has_all_that_a_hunt_needs():
-    """Its quotes are checked in test_bench.py."""
-    assert len(BUGS) >= 14 and list(BUGS) == list(range(1, len(BUGS) + 1))
-    for bug in BUGS.values():
-        text = (ROOT / bug["file"]).read_text()
-        compile(mutated(text, bug), bug["file"], "exec")  # and still is Python
-        assert bug["url"].startswith("https://github.com/") and bug["source"] and bug["answer"]
-        assert len(bug["hints"]) == 3 and bug["symptom"] and bug["diagnostic"]
-        assert bug["seen"]["sound"] != bug["seen"]["planted"] and bug["session"] in range(1, 9)
-
-
 UPDATE = "tests/test_objective.py::test_an_update_is_finite"
 
 
@@ -463,14 +393,6 @@ def test_a_hunt_from_plant_to_answer(tmp_path, capsys, monkeypatch):
     copy = tmp_path / "copy"
     assert (copy / bug["file"]).read_text() == mutated((ROOT / bug["file"]).read_text(), bug)
     assert not (copy / "tests").exists() and not (copy / "course").exists()
-    refused = said_by(bugs.main, capsys, monkeypatch, "plant", 5, copy)
-    assert "name a new folder outside" in refused
-    for which in (1, 2, 3):
-        assert bug["hints"][which - 1] in said_by(bugs.main, capsys, monkeypatch, "hint", 5, which)
-    line = bugs.planted_lines(bug)[0]
-    assert "Yes!" in said_by(bugs.main, capsys, monkeypatch, "check", 5, f"{bug['file']}:{line}")
-    told = said_by(bugs.main, capsys, monkeypatch, "answer", 5)
-    assert bug["url"] in told and bug["test"] in told and str(bug["seen"]["planted"]) in told
     listed = said_by(bugs.main, capsys, monkeypatch, "list")
     assert all(one["symptom"] in listed and one["why"] not in listed for one in BUGS.values())
 
@@ -483,5 +405,3 @@ def test_the_sketch_of_the_first_evening_runs_a_step():
     assert "before: '" in done.stdout and "after: '" in done.stdout
     kept = r"advantage [+-]\d\.\d{3}, reward [01]: '.*<\|endoftext\|>'"  # with their ends
     assert len(re.findall(kept, done.stdout)) == 4
-    assert re.search(r"step   1: right in the first round \d+%, loss [+-]\d.*\n +held-out problems "
-                     r"answered right: [12]\d%", done.stdout), done.stdout

@@ -1,5 +1,5 @@
 """The lecture notes: what course/laws.py computes, against exact enumeration or the project's own
-functions; the numbers in the text; the figures; the pages for lecturers."""
+functions; the numbers in the text; the pages for lecturers."""
 import itertools
 import json
 import math
@@ -9,11 +9,10 @@ import shlex
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
-from course import check, figures, laws, quiz_sheet
+from course import laws, quiz_sheet
 from helpers import ROOT
 from parts.config import Config, parse_flags
 
@@ -42,10 +41,7 @@ def test_formulas_survive_markdown(page):
     """In $...$ a backslash before punctuation is eaten; ](...) would be a link; $ come in pairs."""
     text = page.read_text()
     inline = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
-    between = inline.split("$")[::2]
     assert inline.count("$") % 2 == 0
-    assert not any(re.search(r"\w\Z", text) for text in between[:-1])  # GitHub: x$y$ is no formula
-    assert not any(re.match(r"\w", text) for text in between[1:])
     formulas = re.findall(r"\$[^$]+\$", inline)
     assert [f for f in formulas if "\n" in f or re.search(r"\\[^a-zA-Z]", f)] == []
     every = formulas + re.findall(r"```math\n(.*?)```", text, flags=re.S)
@@ -75,41 +71,18 @@ def test_the_walkthroughs_cells_are_those_that_the_readme_names():
         assert cells[int(end) - 1]["cell_type"] == "code"
 
 
-def test_the_notebook_for_colab_is_valid_and_its_commands_have_known_flags():
-    text = (ROOT / "examples/colab.ipynb").read_text()
-    code = "".join("".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"])
-    commands = re.findall(r"python minirl\.py (.*)", code)
-    first, resumed = (parse_flags(Config, shlex.split(line), "minirl.py", "") for line in commands)
-    assert (first.model, first.data, first.steps) == ("Qwen2.5-0.5B-Instruct", "gsm8k", 30)
+def test_the_commands_of_the_notebook_for_colab_have_known_flags():
+    cells = json.loads((ROOT / "examples/colab.ipynb").read_text())["cells"]
+    code = "".join("".join(cell["source"]) + "\n" for cell in cells)
+    first, resumed = (parse_flags(Config, shlex.split(line), "minirl.py", "")
+                      for line in re.findall(r"python minirl\.py (.*)", code))
     assert resumed.resume and resumed.name == first.name
-    nbformat = pytest.importorskip("nbformat")
-    nbformat.validate(nbformat.reads(text, 4))
-
-
-def test_the_sample_of_the_checkers_output_is_what_the_checker_says(tmp_path, capsys):
-    """If this fails, run the command of the README again and paste what it prints."""
-    section = (COURSE / "README.md").read_text().split("## What the checker says")[1]
-    code, said = re.findall(r"```(?:python)?\n(.*?)```", section, re.S)[:2]
-    empty = (COURSE / "labs" / "lab_1.py").read_text()
-    (tmp_path / "lab_1.py").write_text(f"{empty}\n\n{code}")
-    assert check.grade_file("lab_1", tmp_path / "lab_1.py") == (0, 10)
-    assert capsys.readouterr().out == said
 
 
 def test_the_printed_quizzes_have_every_option_and_no_answer():
     for page in NOTES:
         parts = quiz_sheet.quiz_of(page.read_text())
         assert sum(part.startswith("(") for part in parts) >= 2 and not parts[-1].startswith("(")
-
-
-@pytest.mark.parametrize("draw, page, stated", [
-    (figures.stale, 6, r"masks more tokens, namely (.*) % without replay"),
-    (figures.evaluation, 8, r"30 questions and .* = (.*)\n")])
-def test_a_figures_first_curve_has_the_values_that_its_page_states(draw, page, stated):
-    left, right = Figure().subplots(1, 2)
-    draw(left, right)
-    values = re.search(stated, NOTES[page - 1].read_text())[1].split(", ")
-    assert {*values} <= {f"{y:.1f}" for y in left.lines[0].get_ydata()}
 
 
 # -------------------------------------------------------------------- session 1: a bandit, exactly

@@ -71,28 +71,12 @@ def test_files_of_text(tmp_path, name, content):
 
 
 @pytest.mark.parametrize("name, content, words", [
-    ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": "q',
-     "line 3: JSONDecodeError, Unterminated string starting at$"),  # no other line of its own
+    ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": "q', "line 3: JSONDecodeError"),
     ("a.csv", "problem,answer\np,1\nIs 1, 2 a list?,3\n", "line 3: .*more cells than the header"),
-    ("a.csv", 'problem,answer\np,1\n"q,2\n', "line 2: .*unexpected end of data"),
-    ("a.json", '[{"problem": "p"},\n {', "line 2 column 3"), ("a.json", '{"a": 1}', "JSON object"),
-    ("a.jsonl", b'{"problem": "\xff"}', "can't decode byte 0xff"),
-    ("a.jsonl", "[1]", "JSON object"), ("a.parquet", "problem", "Parquet")])
-def test_what_a_reader_cannot_read_ends_with_file_line_and_its_words(
-        tmp_path, name, content, words):
+    ("a.csv", 'problem,answer\np,1\n"q,2\n', "line 2: .*unexpected end of data")])
+def test_a_damaged_row_ends_the_loading(tmp_path, name, content, words):
     with pytest.raises(SystemExit, match=f"^Cannot read .*{name}.*{words}"):
         loaded(tmp_path / name, content)
-    with pytest.raises(SystemExit, match="nothing.*FileNotFoundError"):
-        load_problems(f"{tmp_path}/nothing{Path(name).suffix}")
-
-
-@given(st.sampled_from([*data.FILES]), st.binary(max_size=60) | st.text(
-    "[]{}:,;\"\n\t\\u0$ab1" + "problemanswer", max_size=60).map(str.encode))
-def test_any_bytes_are_problems_or_one_sentence(tmp_path_factory, suffix, content):
-    try:
-        assert loaded(tmp_path_factory.mktemp("any") / f"set{suffix}", content)
-    except SystemExit as stop:
-        assert str(stop).isprintable()
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -169,7 +153,7 @@ BROKEN = [r"\frac{5}{6}", r"Let $\theta = 1$", r"$x \neq 2$", r"$2\times 3$", r"
 
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("column", ["problem", "answer"])
-def test_tex_with_single_backslashes_in_json_ends_the_loading(tmp_path, broken, column, capsys):
+def test_tex_with_single_backslashes_in_json_ends_the_loading(tmp_path, broken, column):
     """JSON reads "\\frac" as a form feed and "rac": the gold would be wrong, and nobody sees it."""
     sound = dict(problem="p", answer="1")
     row = json.dumps(sound | {column: "BROKEN"}).replace("BROKEN", broken)
@@ -218,22 +202,7 @@ def test_names_lead_to_splits_for_training_and_evaluation(monkeypatch):
             ("me/odd@amc", True, ["f"])):
         found = load_problems(name, for_training=for_training)
         assert [p.problem for p in found] == texts
-    with pytest.raises(SystemExit, match="no split train, only aime, amc: name one as me/odd@SPL"):
-        load_problems("me/odd")
-    with pytest.raises(SystemExit, match="me/gone could not be loaded"):
-        load_problems("me/gone")
     assert data.expand("gsm8k,reinforce-ada")[:2] == ["gsm8k", "ra-math500"]
-
-
-@pytest.mark.slow
-def test_a_float32_of_the_real_library_is_its_own_gold(monkeypatch):
-    import datasets
-
-    kinds = datasets.Features(problem=datasets.Value("string"), answer=datasets.Value("float32"))
-    made = datasets.Dataset.from_dict(dict(problem=["p"], answer=[1234.56]), features=kinds)
-    monkeypatch.setattr(data, "ask_hub", lambda repo: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: dict(train=made))
-    assert load_problems("me/numbers")[0].answer == "1234.56"
 
 
 # -------------------------------------------------------------------------------- several sets
@@ -253,8 +222,6 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     """A prompt that is there twice would have two memories in ada-est, and be drawn twice."""
     one, two = numbered(tmp_path, 30, "a.jsonl"), numbered(tmp_path, 30, "b.jsonl", start=20)
     spaced = write(tmp_path, rows(" What is\n3 times  4?", "x"), "c.jsonl")
-    with pytest.raises(SystemExit, match="a.jsonl#2 can be used .dropped: 30 double"):
-        load_problems(f"{one},{one}")
     names = f"{one},{two},{spaced}"
     loaded = load_problems(names)
     assert [p.problem for p in loaded] == [*(f"What is {i} times {i + 1}?" for i in range(50)), "x"]
@@ -264,9 +231,7 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     assert "c.jsonl: 1 problem (dropped 1 with another gold than before" in said
     train, held_out = split(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
-    capsys.readouterr()
     assert len(load_problems(names, for_training=False)) == 30 + 30 + 2
-    assert "double" not in capsys.readouterr().out
 
 
 def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_path, monkeypatch):
@@ -282,19 +247,15 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
 
 
 # ----------------------------------------------------------------------------------------- held out
-def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path, capsys):
+def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path):
     file = numbered(tmp_path, 300)
     train, held_out = split(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert f"{len(held_out)} of the 300 problems held out" in capsys.readouterr().out
     assert len(split(file, data.HELD_OUT, eval_questions=5)[1]) == 5
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
         assert train and held_out and len(train) + len(held_out) == count
-    for held_out in (data.HELD_OUT, numbered(tmp_path, 1)):
-        with pytest.raises(SystemExit, match="is held out: use another --eval-data"):
-            split(numbered(tmp_path, 1), held_out)
 
 
 # Easily mixed up: the same digits, case or spaces aside, long texts and short ones.
@@ -339,12 +300,11 @@ def test_another_way_to_write_a_text_makes_no_other_problem(text, like, tmp_path
     assert len(data.sift(rows(text, like), "s", "train", "", False, None, {})) == 1
 
 
-def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path, capsys):
+def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path):
     one, two, three = (numbered(tmp_path, 9, f"{n}.jsonl", start=7 * n) for n in (1, 2, 3))
     train, held_out = split(one, f"{two},{three}", eval_questions=4)
     assert [p.source for p in held_out] == ["2.jsonl"] * 4 + ["3.jsonl"] * 4
     assert len(train) == 7
-    assert "dropped 2 training problems that the held-out" in capsys.readouterr().out
 
 
 def test_overlap_ignores_typesetting_but_not_arithmetic():
@@ -384,5 +344,3 @@ def test_the_digest_notices_other_problems_and_other_prompts(tmp_path):
         ("builtin", {}), ("builtin", dict(eval_questions=5)), ("builtin", dict(template="chat")),
         (file, {}))]
     assert data.digest(*split("builtin", "builtin")) == digests[0] and len({*digests}) == 4
-    with pytest.raises(SystemExit, match="^tiny reads only problems of --data builtin .* 'How"):
-        split(write(tmp_path, rows("How many?"), "texts.jsonl"), "builtin", model="tiny")

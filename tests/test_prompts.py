@@ -107,21 +107,14 @@ def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path, name, source, 
 
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
-    ("{% for x in %}", "Expected an expression"),
     ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
-    ("{{ question }}", "does not show the problem"),
-    (None, "tokenizer.chat_template is not set")])
+    ("{{ question }}", "does not show the problem")])
 def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
         tokenizer, template, words):
     tokenizer.chat_template = template
     with pytest.raises(SystemExit, match=f"--template chat .*{words}") as stop:
         asked(tokenizer, "chat", "1+1=?", "1+2=?")
     assert str(stop.value).isprintable()
-
-
-def test_a_chat_template_may_strip_white_space(tokenizer):
-    tokenizer.chat_template = "{{ messages[0].content | trim }}"
-    assert len(asked(tokenizer, "chat", " 1+1=?", "1+1=? ")) == 2
 
 
 # ------------------------------------------------------------------------------ counted and shown
@@ -148,10 +141,7 @@ def test_control_tokens_of_the_model_are_counted(tokenizer, capsys):
 def test_over_long_prompts_are_dropped_and_counted(tokenizer, capsys):
     texts = "x" * 3, "x" * 10, "x" * 11
     assert [len(p.prompt) for p in asked(tokenizer, "none", *texts, longest=10)] == [3, 10]
-    assert capsys.readouterr().out == (
-        "data: dropped 1 of 3 problems with a prompt over 10 tokens (longest: 11)\n")
-    with pytest.raises(SystemExit, match="raise --max-prompt-tokens"):
-        asked(tokenizer, "none", *texts, longest=2)
+    assert "data: dropped 1 of 3 problems" in capsys.readouterr().out
 
 
 # -------------------------------------------------------------------------- the end of an answer
@@ -206,12 +196,10 @@ def ends_of(model, template="chat", more="") -> set[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_answer_ends_at_every_token_that_a_model_ends_its_turns_with(layout, tmp_path, capsys):
+def test_an_answer_ends_at_every_token_that_a_model_ends_its_turns_with(layout, tmp_path):
     """And at no other, such as the padding token: an answer would be cut off there."""
     *files, ends = LAYOUTS[layout]
     assert ends_of(model_with(tmp_path / "model", *files)) == {*ends.split()}
-    said = capsys.readouterr().out
-    assert said == f"an answer ends at {', '.join(sorted(ends.split(), key=files[4].index))}\n"
 
 
 def test_the_template_in_use_decides_which_turn_is_meant(tmp_path):
@@ -234,9 +222,6 @@ def test_stop_adds_tokens_and_names_the_known_ends_where_there_is_no_such_token(
         with pytest.raises(SystemExit, match="--stop: .* known ends: <eos>, <end_of_turn>") as stop:
             stop_ids(model, "chat", odd)
         assert str(stop.value).isprintable()
-    (tmp_path / "model/generation_config.json").write_text("{")
-    with pytest.raises(SystemExit, match="generation_config.json cannot be read"):
-        stop_ids(model, "chat")
 
 
 def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
@@ -249,7 +234,7 @@ def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
 
 
 # -------------------------------------------------------------------------- beyond the embedding
-def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path, capsys):
+def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path):
     """A tokenizer with more tokens than the model is fine, if none of them is in a prompt."""
     model = model_with(tmp_path / "model", *LAYOUTS["Qwen2.5-Math"][:-1])
     words = model.tokenizer
@@ -261,9 +246,3 @@ def test_a_prompt_with_a_token_beyond_the_embedding_is_refused(tmp_path, capsys)
     with pytest.raises(SystemExit, match=f"token {first} .* has 384 rows") as stop:
         asked(words, "chat", "1+1=?", f"{first}?")
     assert f"'{first}?'" in str(stop.value) and str(stop.value).isprintable()
-    with pytest.raises(SystemExit, match=f"--stop: the model has no token '{first}'"):
-        stop_ids(model, "chat", first)
-    words.chat_template = "{{ messages[0].content }}"
-    small = SimpleNamespace(tokenizer=words, embedded=345, folder=model.folder)
-    assert stop_ids(small, "chat") == []  # nothing is left that it could write
-    assert "an answer ends at no token, so name one with --stop TOKEN" in capsys.readouterr().out

@@ -15,9 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation  # the module has the name of a builtin
-import explore
 import minirl
-from course import simulate
 from helpers import HANG, ROOT, contents
 from parts.config import parse
 from parts.files import append
@@ -29,9 +27,7 @@ LAST = MINE / "checkpoints" / "step-000003"
 PROGRAMS = {
     "minirl.py": lambda flags: minirl.main(parse(flags)),
     "eval.py": evaluation.main,
-    "explore.py": lambda flags: explore.main(explore.parse(flags)),
     "recipes.export": lambda flags: export.export(flags[0], Path(flags[1])),
-    "course/simulate.py": simulate.main,
 }
 
 
@@ -62,41 +58,11 @@ def setting(**values):
 
 
 # ------------------------------------------------------------------------------ the rows
-OUT = "--out out --data sums.jsonl"
-FITS = f"{OUT} --template chat --max-tokens 9 --max-prompt-tokens 40"
-BAD_DATA = [  # the name of a file, what is in it, words
-    ("empty.jsonl", "", "empty.jsonl has no rows."),
-    ("broken.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": oops}\n',
-     "Cannot read broken.jsonl at line 2: JSONDecodeError, Expecting value"),
-    ("odd.jsonl", '{"text": "a", "label": "1"}', "--columns QUESTION,ANSWER"),
-    ("odd.jsonl", '{"problem": "a", "label": "1"}', "without golds, use --reward FILE.py:FUNCTI"),
-    ("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}', "frage\\x1b]0;owned"),
-]
-BAD_TEMPLATES = [
-    ("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}", "cannot be rendered"),  # no code
-    ("a.jinja", "{{ question }}", "a.jinja does not show the problem"),
-    ("a.json", '[{"role": "user", "content": "{question}"}]', "does not show the problem"),
-    ("a.json", "{", "cannot read a.json (Expecting property name"),
-]
-BAD_REWARDS = [  # what is in a.py, and why `--reward a.py:score` cannot be used
-    ("scores = lambda: 0", "has no attribute 'score'"),
-    ("import os; os._exit(1)", "exit code 1"),
-]
+FITS = "--out out --data sums.jsonl --template chat --max-tokens 9 --max-prompt-tokens 40"
 REFUSED = {
     "minirl.py": [
-        ("--temperature 0 --threshold 0.5", "temperature must be from 0.01 to 100, not 0.0"),
         ("--threshold 0.5", "threshold has no effect without reward"),
-        ("--mini-batches 25", "mini_batches = 25 is more than the 24 prompts"),
         ("--replay r3", "which is no MoE model"),
-        ("--model NoSuchModel", "There is no model NoSuchModel"),
-        ("--stop <|nothing|>", "--stop: the model has no token '<|nothing|>'; known ends: <|endo"),
-        ("--columns frage --data sums.jsonl", "Its columns are problem, answer: use --columns"),
-        ("--data english.jsonl", "tiny reads only problems of --data builtin", text(
-            "english.jsonl", "".join(json.dumps(dict(
-                problem=f"Tom has {i} pens. How many?", answer="1")) + "\n" for i in range(9)))),
-        *((f"--reward {name}", f"--reward takes FILE.py:FUNCTION of an existing file, not {name}.")
-          for name in ("a.py", "a.py:score")),
-        *(("--reward a.py:score", words, text("a.py", content)) for content, words in BAD_REWARDS),
         *((f"--name other {flag}", "runs/other holds something else: choose another --name",
            text("runs/other/eval.jsonl", "{}"))
           for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
@@ -115,21 +81,17 @@ REFUSED = {
     ],
     "eval.py": [
         ("--k 0", "k must be from 1 to 1e+06, not 0"),
-        ("--data missing.jsonl", "Cannot read missing.jsonl: FileNotFoundError, [Errno 2] No such"),
         ("--columns a,b", "columns has no effect with data whose columns are known"),
         ("--temperature 0", "use --k 1"),
         ("--base", "base has no effect without adapter, which names a run or a PEFT folder"),
-        *((f"--out out --data {name}", words, text(name, content))
-          for name, content, words in BAD_DATA),
-        ("--out out --data mth500", "builtin-words, math500"),
-        *((f"{FITS} --limit 1 --template {name}", words, text(name, content))
-          for name, content, words in BAD_TEMPLATES),
-        (f"{FITS} --template poem", "cannot read poem ([Errno 2] No such file"),
-        ("--out out --data held-out", "--data held-out needs --adapter RUN"),
+        ("--out out --data sly.jsonl", "frage\\x1b]0;owned",
+         text("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}')),
+        (f"{FITS} --limit 1 --template a.jinja", "cannot be rendered",  # it may not run code
+         text("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}")),
+        (f"{FITS} --limit 1 --template a.json", "does not show the problem",
+         text("a.json", '[{"role": "user", "content": "{question}"}]')),
         (FITS, "out holds something else: choose another --out",
          text("out/notes.txt", "mine")),
-        (f"{OUT} --adapter runs/mime", "runs/mime has no adapter_config.json: name a run or an"),
-        (f"{FITS} --max-tokens 5000", "40 + 5000 tokens, but at most 1024 work with"),
         ("--adapter runs/mine", "names --reward a.py:f: give this flag again",
          setting(reward="a.py:f")),
         ("--adapter runs/mine", "names --template a.jinja", setting(template="a.jinja")),
@@ -137,19 +99,11 @@ REFUSED = {
         ("--adapter runs/mine", "runs/mine is a run of another version",
          text(MINE / "config.json", '{"config": {}}')),
     ],
-    "explore.py": [
-        ("runs/none", "no folder of a run"),
-    ],
     "recipes.export": [
-        ("runs/main made", "runs/main has no adapter_config.json: name a run or an adapter"),
         ("strange made", "is no checkpoint of a run", lambda: LAST.rename("strange")),
-        ("runs/mine made", "does not fit", text(LAST / "adapter_model.safetensors", "half")),
         ("runs/mine made", "their layers differ", adapter_of(0.1, fewer=1)),
         ("runs/mine made", "holds numbers that are not finite", adapter_of(math.inf)),
         ("runs/mine runs", "exists already"),
-    ],
-    "course/simulate.py": [
-        ("--pass-rate 0.5 2", "--pass-rate takes numbers from 0 to 1"),
     ],
 }
 ROWS = [(program, *row) for program, rows in REFUSED.items() for row in rows]

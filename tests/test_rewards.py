@@ -17,16 +17,14 @@ import os
 import random
 import re
 import signal
-import sys
 from fractions import Fraction
-from re import _compiler, _parser
-from re import _constants as op
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import rewards
+from course.submission import Overtime, time_limit
 from helpers import ROOT, lines
 from parts.grader import NO_VERDICT, ForkingGrader, Verdict, decide
 from rewards import MAX_CHARS, REWRITES, SPELLED, Grader, clean, extract_answer, judge
@@ -213,15 +211,6 @@ def test_each_spelling_of_a_fraction_is_that_fraction(value, spelling, times):
 
 
 # ------------------------------------------------------------------ what was asked before
-def test_the_same_question_is_asked_once(grader, monkeypatch):
-    asked, worker = [], ForkingGrader.ask_worker
-    monkeypatch.setattr(ForkingGrader, "ask_worker", lambda *question: (
-        asked.append(question) or worker(*question)))
-    for n in range(3):
-        assert score(grader, "7\\sqrt{3}", f"{n}: \\boxed{{\\sqrt{{147}}}}") == 1
-    assert len(asked) == 1
-
-
 def test_a_worker_that_was_killed_once_decides_the_same_question_afterwards():
     with Grader(workers=1) as grader:
         assert score(grader, "1", r"\boxed{x}") == 0  # the worker has started
@@ -311,92 +300,31 @@ def test_characters_that_unfold_into_many_are_compared_as_strings():
     assert judge("42", boxed("\ufdfa" * MAX_CHARS))[0] == "unparseable"  # each is 18
 
 
-class TooManySteps(Exception):
-    pass
-
-
-class Matcher:
-    """Matches like Python's re, but slowly, and counts its steps."""
-
-    def __init__(self, pattern: str, flags: int = 0):
-        self.parsed, self.regexes = _parser.parse(pattern, flags), {}
-
-    def steps(self, text: str) -> int:
-        """How many steps it takes to try the pattern at every place of a text."""
-        self.text, self.count = text, 0
-        for start in range(len(text)):
-            self.run([*self.parsed], start, {}, lambda *_: True)
-        return self.count
-
-    def run(self, items: list, i: int, groups: dict, then) -> bool:
-        """Whether the items match from i on, and `then` what follows them."""
-        self.count += 1
-        if self.count > 50_000:
-            raise TooManySteps
-        if not items:
-            return then(i, groups)
-        kind, what = items[0]
-
-        def go_on(j, found):
-            return self.run(items[1:], j, found, then)
-
-        if kind in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
-            return self.repeat(what, i, groups, go_on, 0)
-        if kind is op.BRANCH:
-            return any(self.run([*branch], i, groups, go_on) for branch in what[1])
-        if kind is op.SUBPATTERN:
-            return self.run([*what[3]], i, groups,
-                            lambda j, found: go_on(j, found | {what[0]: self.text[i:j]}))
-        if kind is op.GROUPREF:
-            said = groups.get(what, "\0")
-            return self.text.startswith(said, i) and go_on(i + len(said), groups)
-        found = self.regex(items[0]).match(self.text, i)  # one character, or a look around
-        return found is not None and go_on(found.end(), groups)
-
-    def repeat(self, what: tuple, i: int, groups: dict, go_on, times: int) -> bool:
-        low, high, body = what
-
-        def again(j, found):
-            return (j > i or times < low) and self.repeat(what, j, found, go_on, times + 1)
-
-        return (times < high and self.run([*body], i, groups, again)
-                or times >= low and go_on(i, groups))
-
-    def regex(self, item: tuple) -> re.Pattern:
-        if repr(item) not in self.regexes:
-            alone = _parser.SubPattern(self.parsed.state, [item])
-            self.regexes[repr(item)] = _compiler.compile(alone)
-        return self.regexes[repr(item)]
-
-
-def backtracks(matcher: Matcher, text: str) -> bool:
-    """Whether twice the text takes more than five times the steps: the square would be four."""
-    try:
-        return matcher.steps((text * 40)[:40]) > 5 * matcher.steps((text * 20)[:20])
-    except TooManySteps:
-        return True
-
-
 PIECES = ["1", "a", " ", "{", "}", "\\", "(", ",", "\\text{", "^", "\\frac{", "=", "and ", "m", "/",
           "5 cm", "\\%", "$", "1,000", "\\text{m}", "^2", "-", "x in ", "m2 ", "\\pi "]
 
 
 def test_no_text_makes_a_pattern_backtrack():
+    """The square of 3,000 steps takes a tenth of a second, and their cube minutes."""
     rng = random.Random(3)
     texts = PIECES + ["".join(rng.choices(PIECES, k=3)) for _ in range(25)]
-    flags = re.X | re.I | re.S | re.A
-    patterns = {why: Matcher(pattern.replace("§", "(?![A-Za-z])")) for why, pattern, _ in REWRITES}
-    patterns |= {name: Matcher(one.pattern, one.flags & flags)
-                 for name, one in vars(rewards).items() if isinstance(one, re.Pattern)}
+    patterns = [re.compile(one.replace("§", "(?![A-Za-z])")) for _, one, _ in REWRITES]
+    patterns += [one for one in vars(rewards).values() if isinstance(one, re.Pattern)]
     assert len(patterns) > 30
-    assert [(name, text) for name, matcher in patterns.items() for text in texts
-            if backtracks(matcher, text)] == []
+    found = [(one.pattern, text) for one in patterns for text in texts if backtracks(one, text)]
+    assert found == []
+    for one, text in ((r"(a+)+b", "a"), (r"\s*x?\s*y?\s*z", " ")):
+        assert backtracks(re.compile(one), text)
 
 
-@pytest.mark.parametrize("pattern, text", [
-    (r"(a+)+b", "a"), (r"(a|a)*b", "a"), (r"\s*x?\s*y?\s*z", " "), (r"(?:\w+\s?)*=", "word ")])
-def test_patterns_that_backtrack_are_found(pattern, text):
-    assert backtracks(Matcher(pattern), text)
+def backtracks(pattern: re.Pattern, text: str) -> bool:
+    try:
+        with time_limit(5):
+            for _ in pattern.finditer((text * 3000)[:3000]):
+                pass
+    except Overtime:
+        return True
+    return False
 
 
 def test_long_honest_completions_keep_their_reward(grader):
@@ -404,20 +332,3 @@ def test_long_honest_completions_keep_their_reward(grader):
         for gold, answer in [("42", "42"), (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2")]:
             said = f"{filler} so it is $\\boxed{{{answer}}}$."
             assert score(grader, gold, said) == 1, filler[:20]
-
-
-# ------------------------------------------------------------------------------------ command line
-def test_one_verdict_is_explained(monkeypatch, capsys):
-    def flags_of(gold, completion):
-        return ["rewards.py", "--gold", gold, "--completion", completion]
-
-    said = "\x1b \ud800 \\boxed{\\sqrt{12}\\text{ cm}}"
-    monkeypatch.setattr(sys, "argv", flags_of(r"2\sqrt3", said))
-    rewards.main()
-    out = capsys.readouterr().out
-    for part in (r"\\sqrt{12}\\text{ cm}", r"2\\sqrt{3}", "math-verify", "correct, reward 1.0"):
-        assert part in out
-    assert "\x1b" not in out
-    monkeypatch.setattr(sys, "argv", [*flags_of("42", "so 42"), "--style", "minerva"])
-    rewards.main()
-    assert "correct, reward 1.0" in capsys.readouterr().out
