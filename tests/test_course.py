@@ -26,10 +26,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import minirl
 from bench.mutate import mutated
 from course import bugs, check, grade, submission, train
 from helpers import HANG, ROOT, lines
-from parts.config import Config
+from parts import logprobs
+from parts.config import Config, parse
 
 CHANGED = lines(ROOT / "course/mutants.jsonl")
 MUTANTS = [row for row in CHANGED if "right" not in row]
@@ -167,6 +169,14 @@ def test_an_empty_lab_gets_no_point_and_asks_for_functions_of_the_projects_signa
         assert list(asked.parameters) == list(real.parameters)
         assert [p.default for p in asked.parameters.values()] == [
             p.default for p in real.parameters.values()]
+
+
+def test_the_project_has_its_own_functions_back_afterwards():
+    before = minirl.token_logprobs, logprobs.token_logprobs
+    functions = dict(response_states=len, token_logprobs=sorted)
+    with submission.in_place("lab_2", functions):
+        assert minirl.token_logprobs is logprobs.token_logprobs is sorted  # where it is imported
+    assert before == (minirl.token_logprobs, logprobs.token_logprobs)
 
 
 # -------------------------------------------------------------------- files that students hand in
@@ -353,6 +363,13 @@ def test_the_first_number_that_differs_is_named_and_a_rounding_called_so(tmp_pat
         for log in train.COMPARED:
             (tmp_path / name / log).write_text("\n".join(map(json.dumps, rows)))
     assert said in train.first_difference(tmp_path / "own", tmp_path / "yours")
+
+
+def test_flags_of_the_user_come_last():
+    for labs, mini_batches in ((LABS[:5], 4), (LABS[5:], 2)):
+        assert parse(train.flags_of(labs, ["--steps", "3"])).mini_batches == mini_batches
+    config = parse(train.flags_of(LABS, ["--mini-batches", "3", "--steps", "7"]))
+    assert (config.mini_batches, config.steps) == (3, 7)
 
 
 # ------------------------------------------------------------------------------- bugs to be found

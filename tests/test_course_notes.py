@@ -1,5 +1,5 @@
 """The lecture notes: what course/laws.py computes, against exact enumeration or the project's own
-functions; the numbers in the text; the pages for lecturers."""
+functions; the numbers in the text; the figures; the pages for lecturers."""
 import itertools
 import json
 import math
@@ -9,10 +9,11 @@ import shlex
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
-from course import laws, quiz_sheet
+from course import figures, laws, quiz_sheet
 from helpers import ROOT
 from parts.config import Config, parse_flags
 
@@ -83,6 +84,16 @@ def test_the_printed_quizzes_have_every_option_and_no_answer():
     for page in NOTES:
         parts = quiz_sheet.quiz_of(page.read_text())
         assert sum(part.startswith("(") for part in parts) >= 2 and not parts[-1].startswith("(")
+
+
+@pytest.mark.parametrize("draw, page, stated", [
+    (figures.stale, 6, r"masks more tokens, namely (.*) % without replay"),
+    (figures.evaluation, 8, r"30 questions and .* = (.*)\n")])
+def test_a_figures_first_curve_has_the_values_that_its_page_states(draw, page, stated):
+    left, right = Figure().subplots(1, 2)
+    draw(left, right)
+    values = re.search(stated, NOTES[page - 1].read_text())[1].split(", ")
+    assert {*values} <= {f"{y:.1f}" for y in left.lines[0].get_ydata()}
 
 
 # -------------------------------------------------------------------- session 1: a bandit, exactly
