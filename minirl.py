@@ -105,7 +105,7 @@ class Run:
 
 def set_up(folder: Path, flags: Config, grader) -> Run:
     """Everything before the first step. With --resume in the state of the last checkpoint."""
-    config, model = settle(flags)  # with the defaults for this model and machine
+    config, model = settle(flags)  # `model`: a record of its files, no network
     train, held_out = load_data(config, model, grader)  # with prompts; no overlap
     stops = stop_ids(model, config.template, config.stop)  # the tokens that end an answer
     note_start(folder, settings_of(config), train, held_out,

@@ -199,7 +199,8 @@ def problem_of(row: dict, id: str, source: str, columns: str = "",
     question, _, answer = columns.partition(",")
     asked, problem = find(row, [question] if question else PROBLEM_KEYS, problem_text)
     given, gold = find(row, [answer] if answer else ANSWER_KEYS, gold_text)
-    if given == "solution" and len(gold) > LONGEST_SOLUTION and "\\boxed" not in str(row):
+    boxed = "\\boxed" in find(row, [given], str)[1]
+    if given == "solution" and len(gold) > LONGEST_SOLUTION and not boxed:
         gold = ""
     if asked == "question" and (story := find(row, ["Body"], problem_text)[1]):  # as in SVAMP
         problem = f"{story.strip()} {problem}"

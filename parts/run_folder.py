@@ -160,11 +160,13 @@ def restore(run) -> None:
     run.stream.cursor = state.pop("cursor")
     run.estimator.counts = state.pop("estimator")
     run.state |= state
+    # What was logged after this checkpoint is repeated, except for the evaluation of its step, if
+    # that is complete. An evaluation writes eval.jsonl last.
     last = [row["step"] for row in read_rows(run.folder / "eval.jsonl")][-1:]
-    complete = last == [state["step"]]  # an evaluation writes this log last
+    is_evaluated = last == [state["step"]]
     for log, size in sizes.items():
-        if not complete or log.name in LOGS[:2]:
-            os.truncate(log, size)  # what was logged after this checkpoint is repeated
+        if not (is_evaluated and log.name in ("answers.jsonl", "eval.jsonl")):
+            os.truncate(log, size)
     print(f"continuing after step {run.state['step']} of {run.config.steps}")
 
 

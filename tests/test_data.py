@@ -102,7 +102,8 @@ def test_a_worked_solution_without_a_box_is_no_gold():
     long = "+".join(f"x^{{{i}}}" for i in range(60))
     for column, text, gold in (("solution", "x = 5, " * 40, ""), ("Solution", "7", "7"),
                                ("solution", f"\\boxed{{{long}}}", long), ("answer", long, long)):
-        assert data.problem_of({"problem": "p", column: text}, "s/0", "s")[0].answer == gold
+        row = {"problem": "p, in \\boxed{}", column: text}
+        assert data.problem_of(row, "s/0", "s")[0].answer == gold
 
 
 @pytest.mark.parametrize("raw, gold", [
