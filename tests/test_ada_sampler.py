@@ -239,12 +239,27 @@ def test_the_estimator_forgets_slowly_and_its_counts_are_its_state():
     assert estimator.pass_rate(problem) == 0.5
     for right, drawn in ((2, 8), (5, 10)):
         pool = [Sample(i, 0, reward=1.0, correct=i < right) for i in range(drawn)]
-        estimator.update(Group(0, problem, pool))
+        estimator.update(Group(0, problem, [*pool, Sample(drawn, 0)]))  # the last has no verdict
     T, K = 0.9 * 8 + 10, 0.9 * 2 + 5
     assert math.isclose(estimator.pass_rate(problem), (K + 0.5) / (T + 1))
     other = Estimator()
     other.counts = json.loads(json.dumps(estimator.counts))  # as a checkpoint has them
     assert other.pass_rate(problem) == estimator.pass_rate(problem)
+
+
+def test_ada_est_samples_more_in_the_next_epoch_where_less_was_right():
+    estimator, problems = Estimator(), coins([0.0, 1.0] * 4)
+    first, second = (run(problems, config("ada-est"), estimator=estimator) for _ in range(2))
+    assert [len(g.pool) for g in first] == [8] * 8
+    assert [len(g.pool) > 8 for g in second] == [True, False] * 4
+
+
+@pytest.mark.parametrize("weighting, weight", [("inv_p", 16), ("log", 15)])
+def test_a_prompt_without_a_right_answer_counts_as_if_half_an_answer_were(weighting, weight):
+    """Rewards of one's own may differ below the threshold, so such a prompt has a gradient."""
+    group = Group(0, None, [Sample(i, 0, reward=-1.0 - i, status="wrong") for i in range(8)])
+    set_advantages(group, config(weighting=weighting))
+    assert group.weights == pytest.approx([weight] * 4)
 
 
 def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper():
@@ -264,7 +279,9 @@ def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper():
 @pytest.mark.parametrize("changes", [
     dict(M=0), dict(sampler="nope"), dict(n=16, M=8), dict(n=1), dict(sampler="gvm", M=1),
     dict(sampler="dapo", n=1, advantage="positives-only"), dict(sampler="ada-est", M=33),
-    dict(sampler="ada-est", weighting="log"), dict(advantage="group-std", weighting="unbiased")])
+    dict(sampler="ada-est", weighting="log"), dict(advantage="group-std", weighting="unbiased"),
+    dict(sampler="ada-est", advantage="group-std"), dict(max_rounds_all_correct=-1),
+    dict(sampler="ada-est", M=1, advantage="positives-only")])
 def test_what_would_train_on_nonsense_is_refused(changes):
     with pytest.raises(ValueError):
         collect([], SamplerConfig(**changes), Engine(), Grader())

@@ -16,6 +16,18 @@ from world import settled
 SAMPLERS = {"n", "M", "N", "threshold", "max_rounds_all_correct"}  # SamplerConfig.validate
 
 
+@pytest.mark.parametrize("settings", [
+    dict(threshold=0.5), dict(columns="a,b"), dict(sampler="uniform", M=9),
+    dict(sampler="uniform", weighting="unbiased"), dict(max_rounds_all_correct=4),
+    dict(objective="grpo", importance="none"), dict(objective="cispo", weight_cap=2.0),
+    dict(importance="none", weight_cap=2.0), dict(clip=False), dict(eps_low=0.1),
+    dict(replay="r2"), dict(mini_batches=2, clip=False, eps_high=0.1)])
+def test_a_setting_without_effect_is_refused(settings):
+    """Else somebody would take its value for the reason of a result."""
+    with pytest.raises(ValueError, match=" has no effect "):
+        check(Config(**settings), vars(Config()))
+
+
 @pytest.mark.parametrize("cls", [Config, evaluation.Flags])
 def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
     for name, hint in get_type_hints(cls, include_extras=True).items():

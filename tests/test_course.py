@@ -272,14 +272,19 @@ for fd in range(3, 64):
     "listens": "import sys\nraise ValueError(sys.stdin.readline() or 'nothing to read')",
     "floods": f"for _ in range(10**4): print({SAYS!r} * 1000)\n"
               "def exit_test(*_): return 'x' * 2**25\nkeep = exit_test",
-    "recurses": "def exit_test(*_): return exit_test()\ndef keep(*_): return bytearray(10**13)",
+    "recurses": "def exit_test(*_): return exit_test()\ndef keep(*_): return bytearray(9 * 2**30)",
     "rewrites": "from pathlib import Path\n"
                 f"Path({str(ROOT / 'course/checks/lab_3.py')!r}).write_text('CHECKS = []')",
+    "reads-by-another-path":
+        f"open('/proc/self/root{ROOT / 'course/checks/lab_3.py'}').read()",
+    "replaces": "import os, tempfile\n"
+                f"os.rename(tempfile.mkstemp()[1], {str(ROOT / 'course/check.py')!r})",
     "removes": f"import os; os.rename({str(ROOT / 'course/check.py')!r}, '/tmp/gone')",
 }
 REASONS = dict(prints="ended its process", asks="EOFError", listens="nothing to read",
                zoe="SyntaxError", recurses="MemoryError", floods="ended its process",
-               **dict.fromkeys(("reads", "rewrites", "removes"), "PermissionError"))
+               **dict.fromkeys(("reads", "reads-by-another-path", "rewrites", "replaces",
+                                "removes"), "PermissionError"))
 
 
 def test_no_submission_gets_points_for_free_or_leaves_anything(tmp_path, capfd, monkeypatch):

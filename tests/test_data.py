@@ -98,6 +98,12 @@ def test_named_columns_win_also_nested():
     assert data.problem_of(row, "s/train/0", "s", "gone,meta.gone")[0].problem == ""
 
 
+def test_of_several_turns_the_last_one_of_the_user_is_the_problem():
+    turns = [dict(role=role, content=text) for role, text in (
+        ("user", "1+1=?"), ("assistant", "2"), ("user", "And 2+2?"), ("assistant", ""))]
+    assert data.problem_text(turns) == "And 2+2?"
+
+
 def test_a_worked_solution_without_a_box_is_no_gold():
     long = "+".join(f"x^{{{i}}}" for i in range(60))
     for column, text, gold in (("solution", "x = 5, " * 40, ""), ("Solution", "7", "7"),
@@ -344,4 +350,6 @@ def test_the_digest_notices_other_problems_and_other_prompts(tmp_path):
     digests = [data.digest(*split(names, "builtin", **how)) for names, how in (
         ("builtin", {}), ("builtin", dict(eval_questions=5)), ("builtin", dict(template="chat")),
         (file, {}))]
+    golds = {data.digest([data.Problem("7+15-4=?", gold, "1", "a")]) for gold in ("18", "8")}
+    assert len(golds) == 2
     assert data.digest(*split("builtin", "builtin")) == digests[0] and len({*digests}) == 4

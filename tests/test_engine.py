@@ -12,9 +12,11 @@ from engines import gap, rows_of, serve
 from models import make
 from models_small import move
 from models.problems import chains
+from parts import engine as engines
 from parts.engine import Engine, EngineForSampler
 from parts.grader import Verdict
 from parts.models import tiny_folder
+from world import known_model, settled
 
 FOLDER = tiny_folder()
 STOP = make.build_tokenizer().convert_tokens_to_ids("1")  # ends an answer, as do 12 tokens
@@ -126,6 +128,20 @@ def bare_engine(done: list, finished: list = ()):
     engine.on_cpu, engine.sync_mode, engine.recorder = False, "merge", None
     engine.tokenizer, engine._keys = make.build_tokenizer(), {out.request_id: 7 for out in finished}
     return engine
+
+
+def test_the_engine_of_a_run_has_its_settings_and_records_experts_that_are_replayed(monkeypatch):
+    made = []
+    monkeypatch.setattr(engines, "Engine", lambda _, **how: made.append(how))
+    monkeypatch.setattr(engines, "build_for_cpu", lambda: False)  # a CPU's records them always
+    for name, replay in (("tiny-moe", "r3"), ("tiny-moe", "r2"), ("tiny", None)):
+        config = settled(model=name, replay=replay, mini_batches=2, temperature=0.5, seed=3,
+                         rollout_dtype="bfloat16", lora_rank=4, engine_sequences=9)
+        engines.start_engine(config, known_model(name), [7])
+    assert [how["routes"] for how in made] == [True, False, False]
+    wanted = dict(temperature=0.5, seed=3, dtype="bfloat16", lora_rank=4, max_num_seqs=9,
+                  stop_token_ids=[7], sync_mode="merge", max_model_len=256 + 64)
+    assert all(how | wanted == how for how in made)
 
 
 def test_a_cache_that_is_not_dropped_is_an_error():

@@ -335,11 +335,12 @@ def settled(*argv) -> evaluation.Flags:
 
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter):
     """Lengths, temperature, template and k are the run's, and so are the problems."""
-    place, _ = own_run(tmp_path, template="none")
+    place, _ = own_run(tmp_path, template="none", stop="?")
     config, elsewhere, plain = (settled("--adapter", *argv) for argv in (
         (place, "--max-tokens", "9"), (place, "--data", "builtin"), (str(adapter[0]),)))
     assert (config.model, config.max_tokens, config.temperature) == ("tiny", 9, 0.9)
     assert (config.max_prompt_tokens, config.template, config.k) == (99, "none", 2)
+    assert config.stop == "?"
     assert (elsewhere.max_tokens, elsewhere.temperature, elsewhere.k) == (33, 0.9, 32)
     # a checkpoint of no run
     assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
@@ -369,8 +370,33 @@ def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_
     held_out = hold_out(load_problems(file, **KEYS), 100)[1]
     found = asked("--adapter", place, "--data", file, "--columns", KEYS["columns"])
     assert len(found) == 40 and "trained on 37 of these 40" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="did not keep the columns of its held-out problems"):
+        asked("--adapter", place, "--reward", f"{ROOT}/examples/people.py:score")
     Path(file).unlink()
     assert asked("--adapter", place) == [replace(p, source="held-out") for p in held_out]
+
+
+def test_a_limit_counts_in_each_held_out_set(tmp_path):
+    run = small_run(tmp_path, steps=1, eval_data="builtin,builtin-skills")
+    flags = settled("--adapter", str(run), "--limit", "2")
+    found = evaluation.load_asked(flags, run_of(flags.adapter))
+    assert [p.source for p in found] == ["builtin"] * 2 + ["builtin-skills"] * 2
+
+
+FREE = ("out", "base", "engine_memory", "engine_sequences")  # no score depends on these
+
+
+def test_answers_of_another_protocol_are_not_mixed_with_those_that_are_there(tmp_path):
+    """Of all that is stored, only what is FREE may change."""
+    file = tmp_path / "protocol.json"
+    protocol = vars(evaluation.Flags()) | dict.fromkeys(
+        ("contents", "prompt", "dtype", "versions", "stop", "weights"), 1)
+    for name in protocol:
+        file.unlink(missing_ok=True)
+        evaluation.require_same_protocol(file, protocol)
+        with contextlib.nullcontext() if name in FREE else pytest.raises(
+                SystemExit, match=f"differs in {name}: name another folder"):
+            evaluation.require_same_protocol(file, protocol | {name: "another"})
 
 
 def test_the_protocol_knows_the_weights_of_sets_and_the_context(data, monkeypatch):

@@ -81,7 +81,7 @@ def test_the_merged_weights_against_their_definition(tmp_path, capsys, model, si
     assert apart.abs().max() < (0.2 if dtype == "bfloat16" else 1e-3)
 
 
-def test_what_goes_with_the_weights(tmp_path):
+def test_what_goes_with_the_weights(tmp_path, capsys):
     """Ends, lengths and temperature of the training, in both configs; no path; others may read."""
     base = Path(shutil.copytree(tiny_folder(), tmp_path / "my-secrets" / "base"))
     for file in base.glob("tokenizer*.json"):  # two ends, as Qwen's base models have
@@ -93,6 +93,7 @@ def test_what_goes_with_the_weights(tmp_path):
                           data=f"{tmp_path}/my-secrets/some.jsonl")
     out = tmp_path / "out"
     export.export(str(run), out)
+    assert " --data FILE " in capsys.readouterr().out  # most of the run's own file was trained on
     assert not [file for file in out.iterdir() if b"my-secrets" in file.read_bytes()]
     assert len({file.stat().st_mode for file in out.iterdir()}) == 1
     tokenizer, before = map(AutoTokenizer.from_pretrained, (out, base))

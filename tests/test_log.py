@@ -72,9 +72,12 @@ def step(run, log, count=1):
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(run, complete):
-    """A kill may come while its answers are logged. Its last log is eval.jsonl."""
+    """A kill may come while its answers are logged. Its last log is eval.jsonl. The line of a
+    further step, which is not saved, goes in any case."""
     answered(run, 0, [0.5])
+    files.append(run.folder / "eval.jsonl", dict(step=0, data="a", avg=0.5))
     step(run, Log(run), 2)
+    files.append(run.folder / "metrics.jsonl", dict(step=3))
     before = (run.folder / "answers.jsonl").read_bytes()
     answered(run, 2, [1])
     if complete:
@@ -83,7 +86,15 @@ def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(r
     again = begun(run.folder, run.config)
     restore(again)
     assert (run.folder / "answers.jsonl").read_bytes() == (after if complete else before)
-    assert Log(again).evaluated == (2 if complete else None)
+    assert Log(again).evaluated == (2 if complete else 0)
+    assert [row["step"] for row in rows(run, "metrics.jsonl")] == [1, 2]
+
+
+def test_a_log_that_began_after_the_checkpoint_begins_again(run):
+    step(run, Log(run), 1)
+    answered(run, 1, [1])
+    restore(begun(run.folder, run.config))
+    assert rows(run, "answers.jsonl") == []
 
 
 @pytest.mark.parametrize("failed, avg", [([3], 0.5), ([2, 3], 1.0), ([0, 1, 2, 3], None)])

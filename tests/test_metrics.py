@@ -129,6 +129,7 @@ def test_mask_weight_and_loss_follow_from_the_log_alone(settings):
             f"say in CLIPS (parts/config.py) what --clip bounds with {config.objective}: here it "
             f"{'masks no token' if masks else 'masks tokens'}")
     assert all(("agrees" in s) == ("replay" in settings) for s in trained(rows))
+    assert all(len(s.get("agrees", s["ids"])) == s["length"] for s in trained(rows))
 
 
 @pytest.mark.parametrize("settings", SAMPLING, ids=words)

@@ -11,9 +11,24 @@ from helpers import lines
 from minirl import Row
 from models_small import policy, second, trained_weights
 from parts import logprobs
+from parts.config import Config
 from parts.policy import make_optimizer
 from parts.routing_replay import note_routes
-from world import by_text, ready, settled, silent, small_run
+from world import WHOLE, Grader, by_text, ready, settled, silent, small_run, stand_in
+
+
+# ------------------------------------------------------------------------------ before the first
+def test_a_run_is_made_of_its_settings_and_samples_from_the_weights_that_it_has_restored(
+        tmp_path, monkeypatch):
+    made, real = {}, minirl.load_policy
+    stand_in(monkeypatch.setattr)
+    monkeypatch.setattr(minirl, "load_policy",
+                        lambda path, **how: made.update(how) or real(path, **how))
+    monkeypatch.setattr(minirl, "restore", lambda run: run.engine.events.append("restore"))
+    flags = WHOLE | dict(seed=3, lora_rank=4, lora_alpha=12)
+    run = minirl.set_up(tmp_path, Config(**flags), Grader())
+    assert run.engine.events == ["restore", "sleep", "wake", "sync"]
+    assert (made["seed"], made["rank"], made["alpha"], run.stream.seed) == (3, 4, 12, 3)
 
 
 # ------------------------------------------------------------------------------ one step
@@ -63,6 +78,12 @@ def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
         groups, _ = minirl.train_step(step, run)
         drawn.append([s.rollout.token_ids for g in groups for s in g.pool])
     assert drawn[0] == drawn[2] and drawn[0] != drawn[1] and drawn[0] != drawn[3]
+
+
+def test_what_a_step_has_learnt_of_pass_rates_is_known_in_the_next():
+    run = ready(sampler="ada-est")
+    minirl.sample(run)
+    assert len(run.estimator.counts) == run.config.batch_prompts
 
 
 def test_routes_are_checked_against_prompt_and_response_before_anything_is_trained():

@@ -143,15 +143,18 @@ def trained(mu, coefficient, **of_tokens) -> Row:
 
 
 def test_diagnostics_by_hand_and_only_of_what_the_objective_does():
-    rows = [trained([-1.5], 1.0, old_logprobs=[-1.0], mask=[0.0], weight=[6.0], entropy=[1.0]),
+    rows = [trained([-1.5], 1.0, old_logprobs=[-1.0], mask=[0.0], weight=[6.0], entropy=[1.0],
+                    agrees=[[True, False]]),
             trained([-1.0] * 3, -1.0, old_logprobs=[-2.0, -1.0, -1.0], mask=[1.0, 0.0, 1.0],
-                    weight=[0.4, 0.5, 1.25], entropy=[2.0, 3.0, 2.0])]
+                    weight=[0.4, 0.5, 1.25], entropy=[2.0, 3.0, 2.0],
+                    agrees=[[True, True], [False, False], [True, True]])]
     wanted = dict(
         kl_k1=0.5 / 4, kl_k3=(math.exp(0.5) - 1.5 + math.exp(-1)) / 4, weight_min=0.4,
         weight_max=6, weight_mean=8.15 / 4, weight_truncated=1 / 4, weight_over_2=1 / 4,
         weight_under_half=1 / 4,  # 0.5 is not below
         weight_ess=8.15**2 / (4 * (6**2 + 0.4**2 + 0.5**2 + 1.25**2)), clipped_positive=1 / 4,
         clipped_negative=1 / 4, entropy_trained=2,
+        routes_agree_0=3 / 4, routes_agree_1=2 / 4, routes_agree_all=2 / 4,
         logprob_gap=1,  # here the engine finds it more likely; less would be as wrong
         tokens_trained=4)  # one that is stopped goes forward and backward as well
     found = diagnostics(rows, Config())

@@ -2,6 +2,8 @@
 import math
 import re
 import runpy
+import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +11,12 @@ import torch
 
 from helpers import ROOT, lines, run_program
 from models.problems import chains
+from parts import grader as grading
 from parts.config import Config
 from parts.data import load_problems
 from parts.files import append
 from parts.grader import OwnReward, require_function
+from rewards import open_grader
 
 
 MINE = '''
@@ -134,12 +138,21 @@ def test_a_file_that_never_finishes_loading_is_given_up(tmp_path):
         OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
 
 
+def test_the_limit_of_loading_ends_when_the_file_is_loaded(monkeypatch):
+    """Else each worker would be killed three minutes later."""
+    monkeypatch.setattr(grading.gc, "freeze", lambda: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    how = SimpleNamespace(name="a.py:score", source="score = lambda row, text: 1", threshold=0.5,
+                          examples=[])
+    assert grading.load(how) == "" and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
 def test_all_of_a_run_is_rewarded_by_one_function(mine):
     """Whatever becomes of its file, or of a worker."""
-    with OwnReward(f"{mine}:score", 0.5, workers=1) as grader:
+    with open_grader(f"{mine}:score", 0.5) as grader:
         mine.write_text(MINE.replace("eval(completion)", "2"))
-        found = grader.grade([({}, "os.kill(os.getppid(), 9)"), ({}, "0.5")])
-        assert [verdict.status for verdict in found] == ["killed", "wrong"]
+        found = grader.grade([({}, "os.kill(os.getppid(), 9)"), ({}, "0.5"), ({}, "0.6")])
+        assert [verdict.status for verdict in found] == ["killed", "wrong", "correct"]
 
 
 @pytest.mark.slow

@@ -67,6 +67,14 @@ def test_what_was_not_finite_is_passed_over(tmp_path):
     assert panels.drawn_rows(tmp_path / "log") == [dict(step=1, samples=4), dict(step=2, data="d")]
 
 
+def test_a_curve_has_its_moving_mean_and_on_a_log_scale_the_sizes():
+    """The mean of equal values is this value, at both ends, too."""
+    ax = Figure().subplots()
+    rows = [dict(step=i, kl_k1=(-1) ** i * 2.0) for i in range(40)]
+    panels.draw_lines(ax, rows, dict(kl_k1="|k1|"), log_scale=True)
+    assert [line.get_ydata() for line in ax.lines] == [pytest.approx([2.0] * 40)] * 2
+
+
 def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend():
     ax = Figure().subplots()
     evals = [dict(step=i, data=data, avg=avg, k=2, ci_low=avg - .1, ci_high=avg + .1)

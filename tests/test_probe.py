@@ -11,8 +11,10 @@ import torch
 import models_small
 from engines import random_ids
 from models_small import move, second
+from parts import probe
 from parts.logprobs import Sequence, token_logprobs
 from parts.probe import LONGEST, TOKENS, Probe, tolerances, slope
+from world import settled
 
 EXACT = tolerances("float32", "float32", "auto", mixture=False)
 HALF = tolerances("bfloat16", "bfloat16", "auto", mixture=False)
@@ -106,6 +108,14 @@ def test_what_breaks_later_is_seen_within_three_steps(how):
                 move(policy, 3e-3, seed)
                 engine.sync(policy)
                 assert abs(probe.check()["probe_slope"] - 1) < 0.1
+
+
+def test_a_resumed_run_is_probed_with_the_texts_of_its_first_start(monkeypatch):
+    """The engine draws them from torch's global state."""
+    monkeypatch.setattr(probe, "Probe", lambda *_, **__: torch.rand(1).item())
+    dense = SimpleNamespace(routing=None)
+    drawn = [probe.start_probe(settled(seed=seed), None, dense, []) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize("bounds, tokens", [(HALF, TOKENS), (EXACT, TOKENS // 2)])
