@@ -8,12 +8,9 @@ import pytest
 import eval as evaluation  # the module has the name of a builtin
 from helpers import ROOT
 from parts import config as config_module
-from parts.config import PRESETS, Config, bounds_in, check_numbers, name_of
+from parts.config import PRESETS, Config, bounds_in, check, check_numbers, name_of
 from parts.models import SMOLLM
 from world import settled
-
-
-SAMPLERS = {"n", "M", "N", "threshold", "max_rounds_all_correct"}  # SamplerConfig.validate
 
 
 @pytest.mark.parametrize("settings", [
@@ -26,6 +23,9 @@ def test_a_setting_without_effect_is_refused(settings):
     """Else somebody would take its value for the reason of a result."""
     with pytest.raises(ValueError, match=" has no effect "):
         check(Config(**settings), vars(Config()))
+
+
+SAMPLERS = {"n", "M", "N", "threshold", "max_rounds_all_correct"}  # SamplerConfig.validate
 
 
 @pytest.mark.parametrize("cls", [Config, evaluation.Flags])
