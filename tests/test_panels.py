@@ -75,6 +75,12 @@ def test_a_curve_has_its_moving_mean_and_on_a_log_scale_the_sizes():
     assert [line.get_ydata() for line in ax.lines] == [pytest.approx([2.0] * 40)] * 2
 
 
+@pytest.mark.parametrize("parts, kinds", [("a", []), ("ab", ["parts"])])
+def test_parts_of_a_reward_have_a_panel_if_there_are_several(parts, kinds):
+    run = dict(metrics=[{"step": 1} | {f"reward/{part}": 1.0 for part in parts}], evals=[])
+    assert [kind for kind, *_ in panels.panels_of([run])] == kinds
+
+
 def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend():
     ax = Figure().subplots()
     evals = [dict(step=i, data=data, avg=avg, k=2, ci_low=avg - .1, ci_high=avg + .1)

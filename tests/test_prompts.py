@@ -166,7 +166,8 @@ LAYOUTS = {
                      "<|endoftext|> <|im_start|> <|im_end|>", QWEN, "<|endoftext|> <|im_end|>"),
     "Mistral": ("</s>", "[PAD]", None, "</s>", "<s> </s> [INST] [/INST] [PAD]", MISTRAL, "</s>"),
     "Granite, base": ("<|end_of_text|>", "<|pad|>", None, None,  # an end that no file names
-                      "<|end_of_text|> <|pad|> <|start_of_role|> <|end_of_role|> <|end_of_turn|>",
+                      "<|end_of_text|> <|pad|> <|start_of_role|> <|end_of_role|> <|end_of_turn|> "
+                      "<|end",  # with which the end of a turn begins
                       GRANITE, "<|end_of_text|> <|end_of_turn|>"),
 }
 
