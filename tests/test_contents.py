@@ -92,18 +92,6 @@ def alpha(adapter: Path) -> None:
     change(adapter / "adapter_config.json", lora_alpha=9)
 
 
-def trained_further(adapter: Path) -> None:
-    one_byte(adapter / "adapter_model.safetensors")
-
-
-@pytest.mark.parametrize("spoil", [alpha, trained_further])
-def test_the_digest_of_an_adapter_changes_with_its_scale_and_its_weights(base, spoil):
-    policy("base", moved=0.1).save_pretrained("adapter")
-    before = digest_of_model("adapter")
-    spoil(Path("adapter"))
-    assert digest_of_model("adapter") != before
-
-
 # ------------------------------------------------------------------------------ an evaluation
 def evaluate(monkeypatch, *flags) -> int:
     """Evaluates two problems in ./out. Returns how often an engine was started."""
@@ -157,11 +145,3 @@ def test_a_run_does_not_go_on_with_another_base_model(base, monkeypatch, spoil):
     with pytest.raises(SystemExit, match=said):
         export.export("runs/mine", Path("made"))
     assert not Path("made").exists() and not Path("out").exists()
-
-
-def test_a_run_does_not_go_on_with_other_end_tokens(base, monkeypatch):
-    """The version that resumes it may find other ones in the same files."""
-    run(steps=1)
-    monkeypatch.setattr("parts.prompts.END_TOKENS", ("<|pad|>", "<|endoftext|>"))
-    with pytest.raises(SystemExit, match="other contents of end_tokens"):
-        run(steps=2, resume=True)

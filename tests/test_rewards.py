@@ -110,12 +110,6 @@ def test_right_answers_are_told_from_wrong_ones(row, grader):
     assert dict(zip(asked, found)) == asked
 
 
-def test_few_answers_are_misjudged():
-    counts = {key: sum(len(row.get(key, ())) for row in PAIRS)
-              for key in ("correct", "wrong", "missed", "accepted")}
-    assert counts["missed"] <= 101 and counts["accepted"] <= 38, counts
-
-
 def accepted() -> dict[tuple[str, str], bool]:
     """{(gold, completion): whether it is accepted} for all answers of both tables."""
     found = {(case["gold"], case["completion"]): case["verdict"] == "correct" for case in CASES}
