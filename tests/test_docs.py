@@ -59,14 +59,15 @@ def test_every_module_says_what_would_be_lost_without_it():
 
 
 def test_the_map_leads_to_functions_that_exist():
-    section = README.split("## From paper to line")[1].split("\n## ")[0]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = text.split("## From paper to line")[1].split("\n## ")[0]
     code = "\n".join((ROOT / name).read_text() for name in (
         "minirl.py", "ada_sampler.py", "parts/metrics.py", "parts/routing_replay.py"))
     rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][1:]
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     known = set(re.findall(r"^(?:def|class) (\w+)|^    (\w+_T) = ", code, re.M))
     assert len(names) >= 12 and names - {name for pair in known for name in pair} == set(), (
-        "update the last column of the table in README.md, section From paper to line: these "
+        "update the last column of the table in CONTRIBUTING.md, section From paper to line: these "
         "functions have another name in the code")
 
 
