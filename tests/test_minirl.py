@@ -129,7 +129,8 @@ def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
     assert run.events == ["clear"]  # a resumed run has an empty cache
 
 
-@pytest.mark.parametrize("first, every, wanted", [(True, 2, [0, 2, 3]), (False, 0, [3])])
+@pytest.mark.parametrize("first, every, wanted", [
+    (True, 2, [0, 2, 3]), (True, 3, [0, 3]), (False, 0, [3])])
 def test_a_run_has_the_evaluations_and_the_adapter_of_its_flags(tmp_path, first, every, wanted):
     flags = dict(eval_first=first, eval_every=every, lora_rank=4, lora_alpha=12)
     run = small_run(tmp_path, steps=3, **flags)
