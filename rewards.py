@@ -1,16 +1,15 @@
 r"""The reward: whether the last boxed answer of a completion equals the gold answer.
 
-    python rewards.py --gold '\frac12' --completion 'so \boxed{1/2}'    # a verdict, with every step
+    python rewards.py --gold '\frac12' --completion 'so \boxed{1/2}'    # shows every step
 
-`extract_answer` takes the last box, `clean` gives gold and answer one spelling, `same` compares
-words, numbers, lists and tuples, and `equal` asks math-verify about the rest. If the gold is a
-number, so must be the answer: `7+5-4` is not 8, because it may be copied from the question.
-math-verify may take for ever, so `judge` runs in a process with limits (parts/grader.py).
+A gold that is a number needs an answer that is one. A sum such as `7+5-4` may be copied.
+math-verify may take for ever, so `judge` runs in a process with limits.
 """
 import argparse
 import functools
 import itertools
 import re
+import string
 import unicodedata
 from fractions import Fraction
 
@@ -22,14 +21,14 @@ MAX_CHARS = 1000  # longer answers are compared as strings only
 
 # ------------ 1. the box
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # also matches escaped ones, to skip them
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # escaped ones, too
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+|\s*\\times\s*10\^\{?-?\d+\}?)?")
 
 
 def extract_answer(completion: str, style: str = "") -> str | None:
-    """The content of the last box that is in no other box; None if this box is not closed."""
+    """What the last box holds that is in no other box; None if it is not closed."""
     boxes = [box.end() for box in BOX.finditer(completion)]
-    if not boxes:  # with --style minerva the last number, as in the papers' evaluations
+    if not boxes:  # as the papers evaluate Minerva
         numbers = NUMBER.findall(completion[-5000:]) if style == "minerva" else []
         return numbers[-1] if numbers else None
     closing, opened = {}, []
@@ -40,7 +39,7 @@ def extract_answer(completion: str, style: str = "") -> str | None:
             closing[opened.pop()] = brace.start()
     answer, end = None, 0
     for start in boxes:
-        if start > end:  # in no other box
+        if start > end:
             end = closing.get(start, start)
             answer = completion[start:end].strip() if start in closing else None
     return answer
@@ -60,7 +59,7 @@ SPELLED = {old: f"{new} " if new[-1].isalpha() and not old.isascii() else new
            for new, *others in map(str.split, re.split(r"\n|\|", SPELLINGS.strip()))
            for old in others}
 SIGN = re.compile(r"\\[A-Za-z]+|[<>]=|\.\.\.|[^\x00-\x7f]")
-REWRITES = [  # (what it is for, pattern, replacement); a § is the end of a command
+REWRITES = [  # (what it is for, pattern, replacement); a § ends a command
     ("layout", r"[\u200b\u2060]|\\(?:!|(?:text)?color(?:box)?\s*\{[^{}]*\}|(?:left|right|bf|large"
      r"|boxed|checkmark|displaystyle|fbox|u(?:nder)?line|bold(?:symbol)?|math(?:bf|sf|tt))§)", ""),
     ("spaces", r"(?:(?<!\\)\\(?:[,;: ]|q?quad§)|~|\s)+", " "),
@@ -91,7 +90,7 @@ REWRITES = [  # (what it is for, pattern, replacement); a § is the end of a com
     ("environments", r"\\begin\{(aligned|align\*?|cases|gathered|split)\}(.*?)\\end\{\1\}",
      lambda match: re.sub(r",(?=\s*=)", "", match[2].replace("&", "").replace(r"\\", ","))),
 ]
-# Any words after a value are its unit, unless one of these changes the value or is mathematics.
+# Words after a value are its unit, unless one of these changes it or is mathematics.
 NO_UNIT = re.compile(r"""(?ix) \b(?:
     half | halves | thirds? | quarters? | (?!months?\b)\w+ths? | tens | dozens? | pairs?
     | hundreds? | thousands? | \w+illions? | lakhs? | percent\w* | double | twice
@@ -109,12 +108,12 @@ BARE_UNIT = re.compile(rf"""(?x) (?: (?<=[\d}}]) | (?<=\\pi)(?=\s) )
 
 
 def drop_unit(match: re.Match) -> str:
-    r"""Without \text, short words may be variables: `5 m` has a unit, `5m` and `5 m n` do not."""
+    """`5 m` has a unit, but `5m` and `5 m n` may have variables."""
     words = re.sub(rf"\\text|\\cdot|{EXPONENT}", "", match[0])
     return match[0] if NO_UNIT.search(words) else ""
 
 
-@functools.lru_cache(4096)  # a gold is compared with many answers
+@functools.lru_cache(4096)
 def clean(text: str) -> str:
     """`text` in one spelling, without units."""
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", r"_{\g<0>}", text)
@@ -126,7 +125,7 @@ def clean(text: str) -> str:
         return ""
     for _, pattern, new in REWRITES:
         text = re.sub(pattern.replace("§", "(?![A-Za-z])"), new, text.strip())
-    for _ in range(2):  # layers around the answer
+    for _ in range(2):
         text = re.sub(r"(?<![.\\])\.$|\\+$", "", text.strip(" ,;:")).strip()
         text = BARE_UNIT.sub(drop_unit, TEXT_UNIT.sub(drop_unit, text)).strip()
         if is_group(text) and (text[0] == "{" or len(split(text[1:-1])) == 1):
@@ -135,7 +134,7 @@ def clean(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """`text` without unimportant spaces and braces, to compare strings."""
+    """`text` without unimportant spaces and braces."""
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=[\^_])\{(\w)\}", r"\1", text)
 
 
@@ -153,7 +152,7 @@ def split(text: str, separators: str = ",;") -> list[str]:
 
 
 def is_group(text: str) -> bool:
-    """Whether the first bracket is closed by the last character."""
+    """Whether the last character closes the first bracket."""
     depths = open_brackets(text)
     return text[:1] in ("(", "[", "{") and depths[-1] == 0 and 0 not in depths[:-1]
 
@@ -166,45 +165,9 @@ EXACT = re.compile(rf"""(-?)
       | ({DECIMAL}) (?: /({DECIMAL}) )? (?: \\times10\^\{{(-?\d{{1,3}})\}} )?  # 6\times10^{{3}}
       | 10\^\{{?(-?\d{{1,3}})\}}?
     ) (\\%)?""", re.VERBOSE | re.ASCII)
-
-
-def exact(text: str) -> tuple[Fraction, bool, bool] | None:
-    """(value, has a decimal point, is a percentage) of a plain number; None for anything else."""
-    match = EXACT.fullmatch(re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text))
-    if not match or Fraction(match[4] or match[6] or 1) == 0:
-        return None
-    sign, whole, top, bottom, decimal, divisor, power, ten, percent = match.groups()
-    if top:
-        value = Fraction(whole or 0) + Fraction(top) / Fraction(bottom)
-    else:
-        value = Fraction(decimal or 1) / Fraction(divisor or 1)
-    value *= Fraction(10) ** int(power or ten or 0)
-    return (-value if sign else value), "." in (decimal or "") and not divisor, bool(percent)
-
-
-def equal_numbers(gold: tuple, answer: tuple) -> bool:
-    """Equal, exactly or (with a decimal point) in 6 decimals. If one is a percentage, 10% is 10."""
-    if gold[2] != answer[2] and gold[0] == answer[0] and abs(gold[0]) >= 1:
-        return True
-    g, a = (value / 100 if is_percentage else value for value, _, is_percentage in (gold, answer))
-    is_rounded = (gold[1] or answer[1]) and g.denominator > 1
-    return abs(a - g) <= (min(Fraction("5e-7"), abs(g) / 10**4) if is_rounded else 0)
-
-
 CHOICE = re.compile(r"(?:[Oo]ption |[Cc]hoice )?\(?([A-Ja-j])\)?[.:]?\s*[.:]?")
 WITH_VALUE = re.compile(r"(?:\(([A-J])\)|([A-J])(?:\)|[.:](?=\s)))[.:]?\s*+[.:]?\s*"
                         r"(?![-+*/^=(,]|\\cdot|\\times|\\sqrt)(?!.*\([A-J]\))(\S.*)")
-
-
-def choice(text: str) -> tuple[str, str]:
-    r"""(letter, value) of `\text{(B)} 36`; either may be empty."""
-    plain = re.sub(r"^\\text\{([^{}]*)\}", r"\1 ", text).strip()
-    if letter := CHOICE.fullmatch(plain):
-        return letter[1], ""
-    both = WITH_VALUE.fullmatch(plain)
-    return (both[1] or both[2], both[3]) if both else ("", text)
-
-
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
 MARKUP = re.compile(r"\\(?:begin|end)\{\w+\}|\\(?!text(?![A-Za-z]))[A-Za-z]+")
 RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![A-Za-z])")
@@ -216,6 +179,40 @@ NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z]|[A-Za-z]{4,})'*"  # x, f(2), \theta,
                   r"|[a-z](?:\+[a-z])+|\\frac\{[a-z]\}\{[a-z]\}")
 # `x+2=3` and `\sqrt{x}=3` have to be solved. `P(X<2)=0.5` says what a value is.
 UNSOLVED = re.compile(r"(?=.*(?<![a-z\\])[a-z])(?!.*\\text)[-+a-z\\\d^{}()|\s/]*")
+
+
+def exact(text: str) -> tuple[Fraction, bool, bool] | None:
+    """(value, has a decimal point, is a percentage) of a plain number, or None."""
+    match = EXACT.fullmatch(re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text))
+    if not match or Fraction(match[4] or match[6] or 1) == 0:
+        return None
+    sign, whole, top, bottom, decimal, divisor, power, ten, percent = match.groups()
+    if top:
+        value = Fraction(whole or 0) + Fraction(top) / Fraction(bottom)
+    else:
+        value = Fraction(decimal or 1) / Fraction(divisor or 1)
+    value *= Fraction(10) ** int(power or ten or 0)
+    has_point = "." in (decimal or "") and not divisor
+    return (-value if sign else value), has_point, bool(percent)
+
+
+def equal_numbers(gold: tuple, answer: tuple) -> bool:
+    """Equal, or equal to 6 decimals if one is a decimal. 10% is 10 and 0.1."""
+    if gold[2] != answer[2] and gold[0] == answer[0] and abs(gold[0]) >= 1:
+        return True
+    g, a = (value / 100 if percent else value for value, _, percent in (gold, answer))
+    is_rounded = (gold[1] or answer[1]) and g.denominator > 1
+    tolerance = min(Fraction("5e-7"), abs(g) / 10**4) if is_rounded else 0
+    return abs(a - g) <= tolerance
+
+
+def choice(text: str) -> tuple[str, str]:
+    r"""(letter, value) of `\text{(B)} 36`; either may be empty."""
+    plain = re.sub(r"^\\text\{([^{}]*)\}", r"\1 ", text).strip()
+    if letter := CHOICE.fullmatch(plain):
+        return letter[1], ""
+    both = WITH_VALUE.fullmatch(plain)
+    return (both[1] or both[2], both[3]) if both else ("", text)
 
 
 def has_word(text: str) -> bool:
@@ -234,8 +231,9 @@ def is_tuple(text: str) -> bool:
 def elements(text: str) -> list[str]:
     r"""`\{1, 2\}` and `1, 2` -> [1, 2]; `1 \pm 2` -> [1+2, 1-2]"""
     parts = filter(None, split(re.sub(r"^\\\{(.*)\\\}$", r"\1", text)))
-    signed = [re.sub(r"\\pm(?!od)", sign, part)
-              for part in parts for sign in ("+-" if re.search(r"\\pm(?!od)", part) else "+")]
+    both = r"\\pm(?!od)"
+    signed = [re.sub(both, sign, part)
+              for part in parts for sign in ("+-" if re.search(both, part) else "+")]
     return [re.sub(r"(^|=)\s*\+", r"\1", part).strip() for part in signed]
 
 
@@ -253,11 +251,13 @@ def as_points(text: str) -> str:
     if not all(len(pair) == 2 and NAME.fullmatch(squeeze(pair[0])) for pair in pairs):
         return text
     names = list(dict.fromkeys(name for name, _ in pairs))
-    order = sorted(names) if "".join(sorted(names)) in "abcdefghijklmnopqrstuvwxyz" else names
-    points = [dict(pairs[i:i + len(names)]) for i in range(0, len(pairs), len(names))]
-    if len(names) == 1 or any(len(point) < len(names) for point in points):
+    n = len(names)
+    points = [dict(pairs[i:i + n]) for i in range(0, len(pairs), n)]
+    if n == 1 or any(len(point) < n for point in points):
         return text
-    return ", ".join("(%s)" % ", ".join(map(point.get, order)) for point in points)
+    if "".join(sorted(names)) in string.ascii_lowercase:
+        names.sort()
+    return ", ".join("(%s)" % ", ".join(map(point.get, names)) for point in points)
 
 
 def same(gold: str, answer: str, compare) -> bool | None:
@@ -272,7 +272,7 @@ def same(gold: str, answer: str, compare) -> bool | None:
     both = gold + answer
     if RELATION.search(both):
         return (len(golds) == len(answers) or "infty" in both) and compare(gold, answer)
-    if is_tuple(gold) != is_tuple(answer) and not re.search(r"\\\{|=", both):  # 1, 2 is (1, 2)
+    if is_tuple(gold) != is_tuple(answer) and not re.search(r"\\\{|=", both):
         gold, answer = (each if is_tuple(each) else f"({each})" for each in (gold, answer))
         return same_value(gold, answer, compare)
     for each in golds:  # in any order
@@ -289,14 +289,15 @@ def same_element(gold: str, answer: str, compare) -> bool | None:
     if before and "." not in gold and not NAME.fullmatch(squeeze(before)):
         answer = before  # 8\pi \approx 25.1
     (name, golds), (other, answers) = named(gold), named(answer.replace(r"\approx", "="))
-    numbers = [number for number in map(exact, answers) if number]
+    numbers = list(filter(None, map(exact, answers)))
     if "" in answers or not all(equal_numbers(numbers[0], number) for number in numbers):
         return False  # 41 = 42
-    if any(NO_UNIT.search(text) for side in answers[:-1] for text in TEXT.findall(side)):
+    if any(map(NO_UNIT.search, TEXT.findall("=".join(answers[:-1])))):
         return False  # \text{twice } x = 42
     unsolved = len(answers) > 1 and UNSOLVED.fullmatch(answers[0])
     is_value = len(golds) == 1 or not re.search(r"\\text|[^\W\d_]", MARKUP.sub("", gold))
-    alike = not (name and other) or name == other or "y" in (name, other) and "(" in name + other
+    is_function = "y" in (name, other) and "(" in name + other
+    alike = not (name and other) or name == other or is_function
     if is_value and alike and not (unsolved and (not other or golds == ["0"])):
         return same_value(golds[-1], answers[-1], compare)
     are_equations = "=" in gold and "=" in answer and not (exact(golds[-1]) and name and other)
@@ -336,7 +337,7 @@ def equal(gold: str, answer: str) -> bool | None:
 
 
 def read(text: str):
-    """A sympy object. Case matters. Units are gone: math-verify would remove the c of `5-5c`."""
+    """A sympy object. Case matters, and the c of `5-5c` is no unit."""
     import sympy
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
@@ -353,7 +354,7 @@ def read(text: str):
 
 
 def equal_at_points(g, a, up_to_a_factor: bool = False) -> bool:
-    """Whether values are equal at some points: simplify may take for ever, and this does not."""
+    """Whether values are equal at some points, because simplify may take for ever."""
     import sympy
     names = sorted(g.free_symbols | a.free_symbols, key=str)
     has_roots = any(p.exp.is_integer is False for p in g.atoms(sympy.Pow) | a.atoms(sympy.Pow))
@@ -366,10 +367,9 @@ def equal_at_points(g, a, up_to_a_factor: bool = False) -> bool:
         if up_to_a_factor:
             g, up_to_a_factor = g * here / there, False
             continue
-        digits = 4 if g.has(sympy.Float) or a.has(sympy.Float) else 50
-        is_exact = there.is_Rational and here.is_Rational
-        tolerance = 0 if is_exact else min(5e-7, abs(there.evalf(60)) / 10**digits)
-        if not abs((there - here).evalf(60)) <= tolerance:
+        digits = 4 if g.has(sympy.Float) or a.has(sympy.Float) else 70
+        tolerance = min(5e-7, abs(there.evalf(80)) / 10**digits)
+        if not abs((there - here).evalf(80)) <= tolerance:
             return False
     return True
 
@@ -394,19 +394,19 @@ def judge(gold: str, completion: str, style: str = "", compare=equal) -> tuple[s
     if not gold or not answer:
         return "unparseable", "nothing is left of it"
     right = same(gold, answer, compare)
-    if style == "minerva" and exact(answer) and exact(gold) and exact(gold)[0]:  # was measured
+    if style == "minerva" and exact(answer) and exact(gold) and exact(gold)[0]:
         ratio = exact(answer)[0] / exact(gold)[0]
         right = right or any(abs(ratio * k - 1) * 10**4 <= 1 for k in (1, 100, Fraction(1, 100)))
     return {True: "correct", False: "wrong", None: "unparseable"}[right], f"{gold} and {answer}"
 
 
-EXAMPLES = [r"e^{x}\sqrt{2}+\log_{2}(x)-\sin(\frac{\pi}{7})", r"(-\infty,2]\cup[3,4)", "0<|x|<5",
-            "y=2x+1", "3-4i", r"(x-2)\sqrt[3]{5}", r"\frac{1+\sqrt{5}}{2}", "x^{2}-1"]
-
-
 class Grader(ForkingGrader):
+    FIRST = [  # the first time is slow
+        r"e^{x}\sqrt{2}+\log_{2}(x)-\sin(\frac{\pi}{7})", r"(-\infty,2]\cup[3,4)",
+        r"(x-2)\sqrt[3]{5}", "0<|x|<5", "y=2x+1", "3-4i"]
+
     def __init__(self, workers: int = WORKERS, **limits: float):
-        examples = [(each, rf"\boxed{{{each}+0}}") for each in EXAMPLES]  # a first time is slow
+        examples = [(each, rf"\boxed{{{each}+0}}") for each in self.FIRST]
         super().__init__(f"{__file__}:judge", examples=examples, workers=workers, **limits)
         self.known = {}  # (gold, box, style) -> verdict
 
@@ -432,7 +432,7 @@ def open_grader(reward: str, threshold: float) -> ForkingGrader:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Shows how an answer is judged.")
     parser.add_argument("--gold", required=True, help="write a negative one as --gold='-1/2'")
-    parser.add_argument("--completion", required=True, help="what the model wrote")
+    parser.add_argument("--completion", required=True)
     parser.add_argument("--style", default="", choices=["", "minerva"])
     flags = parser.parse_args()
     question = flags.gold, flags.completion, flags.style
