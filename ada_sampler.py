@@ -27,8 +27,8 @@ the missing answers are. This changes when answers are sampled, but not which an
     ada-balance  rounds of M until n//2 answers are right and n - n//2 wrong; keep those (default)
     ada-est      sample ~ 1/sqrt(p of earlier epochs); keep all, weights ~ 1/sqrt(p of this pool)
     gvm          pilot answers estimate p; then sample where it lowers the gradient's variance most
-The last section serves only ada-est and gvm. docs/method.md says what happens to a prompt that is
-never solved.
+The last section serves only ada-est and gvm. A prompt that is never solved takes N*M answers, and
+its kept answers have the advantage 0.
 
 **Use it** in another trainer, because it needs only the standard library (examples/own_loop.py).
 `collect` takes an engine with submit(key, problem), step() -> [(key, rollout)] and busy, and a
