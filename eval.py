@@ -20,7 +20,6 @@ run may come from somebody else, so no program or template that it names is open
 """
 import os
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -174,13 +173,12 @@ def load_asked(config: Flags, run: Path | None) -> list[Problem]:
     if config.reward and not all(problem.row for problem in problems):
         raise SystemExit(f"{shown(run)} was trained without --reward, so it did not keep the "
                          "columns of its held-out problems: name other data.")
-    if settings(run)["eval_data"] == HELD_OUT:  # a share of the data, which is one set
-        problems = [replace(problem, source=HELD_OUT) for problem in problems]
     return [problem for of_set in by_set(problems).values() for problem in of_set[:most]]
 
 
 def by_set(problems: list[Problem]) -> dict[str, list[Problem]]:
-    return {name: [*of_set] for name, of_set in groupby(problems, lambda one: one.source)}
+    names = dict.fromkeys(problem.source for problem in problems)
+    return {name: [one for one in problems if one.source == name] for name in names}
 
 
 # ----------------------------------------------------------------------------------------- results

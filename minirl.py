@@ -159,6 +159,8 @@ def train_step(step: int, run: Run) -> tuple[list, dict]:
     if mini_batches:  # else no prompt had a gradient
         metrics |= diagnostics([row for rows in mini_batches for row in rows], config) | dict(
             lr=lr, loss=sum(losses) / len(losses), grad_norm=sum(grad_norms) / len(grad_norms))
+    for key in ("samples", "tokens", "seconds"):
+        run.state[f"{key}_total"] += metrics[key]
     return groups, metrics
 
 

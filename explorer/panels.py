@@ -112,11 +112,9 @@ def what_differs(runs: list[dict]) -> list[str]:
 
 
 def held_out_of(run: dict) -> str:
-    """The held-out sets, such as `gsm8k (100)`; a share of the run's data is named by this data."""
-    own = f"held out of {run['config']['data']}"
+    """The held-out sets, such as `gsm8k (100)`."""
     sets = {(row["data"], row["questions"]) for row in run["evals"]}
-    return ", ".join(sorted(
-        f"{own if name == 'held-out' else name} ({count})" for name, count in sets))
+    return ", ".join(sorted(f"{name} ({count})" for name, count in sets))
 
 
 # ----------------------------------------------------------------------------------------- drawing

@@ -6,12 +6,11 @@ An answer without a verdict, as in training, is no sample of the policy, so it c
 import math
 import random
 from collections import Counter
-from itertools import groupby
 
 import numpy as np
 from tqdm import tqdm
 
-from parts.data import MEASURED, expand
+from parts.data import MEASURED
 from parts.files import finite
 from parts.grader import NO_VERDICT, lost, mean_parts
 from parts.text import counted
@@ -158,25 +157,16 @@ def say_lost(reports: list[dict]) -> str:
     return f"no verdict on {failed} of {asked} answers{without}" if failed else ""
 
 
-def report_by_set(rows: list[dict], k: int, data: str) -> dict[str, dict]:
-    """A `report` of each set that `data` names. Held-out problems of training data are one set."""
-    if len(expand(data)) == 1:
-        return {data: report(rows, k)}
-    sets = groupby(rows, lambda row: row["data"])
-    return {name: report(list(of_set), k) for name, of_set in sets}
+def report_by_set(rows: list[dict], k: int) -> dict[str, dict]:
+    """{name of a set: its `report`}."""
+    names = dict.fromkeys(row["data"] for row in rows)
+    return {name: report([row for row in rows if row["data"] == name], k) for name in names}
 
 
 def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
-    """sets: {name: report, with reports per level if known}; weighted: the mean over all sets."""
-    sets, means = {}, []
-    for name in weights:
-        of_set = [row for row in rows if row["data"] == name]
-        levels = {row["level"] for row in of_set if "level" in row}
-        sets[name] = report(of_set, k) | {"levels": {
-            level: report([row for row in of_set if row.get("level") == level], k)
-            for level in sorted(levels, key=lambda level: (len(level), level))}}  # 2 before 10
-        means.append(means_Q(of_set, k))
-    return dict(sets=sets, weighted=bootstrap(means, list(weights.values())))
+    """sets: {name: report}; weighted: the mean over all sets."""
+    means = [means_Q([row for row in rows if row["data"] == name], k) for name in weights]
+    return dict(sets=report_by_set(rows, k), weighted=bootstrap(means, list(weights.values())))
 
 
 def compare(rows: list[dict], k: int, before_Q: list, weights: dict[str, float]) -> dict:

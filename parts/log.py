@@ -16,10 +16,9 @@ from parts.config import Config, settings_of
 from parts.evaluation import compare, means_Q, report_by_set, say_lost
 from parts.files import append, read_rows
 from parts.grader import lost
-from parts.machine import out_of_memory
 from parts.metrics import PATIENCE, group_row, warn, why_broken
 from parts.run_folder import read_config, saved_so_far
-from parts.text import difference, interval, prepare_streams, shown, unit_of, verdict
+from parts.text import difference, interval, shown, unit_of, verdict
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -47,17 +46,14 @@ class Log:
 
     def step(self, groups, metrics: dict) -> str:
         """A line for the step, one per recorded prompt. Returns why the run has to end, or ""."""
-        state, step = self.run.state, self.run.state["step"]
-        for key in ("samples", "tokens", "seconds"):
-            state[f"{key}_total"] += metrics[key]
-        row = state | metrics
+        row = self.run.state | metrics
         self.history.append(row)
         append(self.folder / "metrics.jsonl", row)
         self.track("log", numbers_of("train", row))
         most = None if self.config.log_groups == "all" else self.config.log_groups
         for group in groups[:most]:  # the batch is shuffled, so its first groups are random
             append(self.folder / "groups.jsonl",
-                   group_row(step, group, self.run.engine.tokenizer))
+                   group_row(row["step"], group, self.run.engine.tokenizer))
         shares = ", ".join(f"{avg:.2f}" for avg in self.held_out.values())
         failed = lost(metrics["verdicts"])
         self.bar.set_postfix_str(
@@ -71,10 +67,10 @@ class Log:
     def evaluation(self, rows: list[dict]) -> None:
         """A line per held-out set in eval.jsonl, and per problem in answers.jsonl."""
         config, state, k = self.config, self.run.state, self.config.eval_k
-        results = report_by_set(rows, k, config.eval_data)
+        results = report_by_set(rows, k)
         for q, problem in enumerate(self.run.held_out):
             append(self.folder / "answers.jsonl",
-                   answer_row(state["step"], problem, rows[q * k:(q + 1) * k], [*results]))
+                   answer_row(state["step"], problem, rows[q * k:(q + 1) * k]))
         lines = {name: state | dict(data=name, temperature=config.temperature) | result
                  for name, result in results.items()}
         append(self.folder / "eval.jsonl", *lines.values())  # last, in one write: see `restore`
@@ -104,12 +100,12 @@ class Log:
         self.track("finish")
 
 
-def answer_row(step: int, problem, answers: list[dict], sets: list[str]) -> dict:
+def answer_row(step: int, problem, answers: list[dict]) -> dict:
     """A held-out problem: mean reward, number of right answers, first answer."""
     first, (reward,) = answers[0], means_Q(answers, len(answers))
     return dict(
-        step=step, data=first["data"] if len(sets) > 1 else sets[0], id=problem.id,
-        level=problem.level, problem=problem.problem, gold=problem.answer,
+        step=step, data=problem.source, id=problem.id, level=problem.level,
+        problem=problem.problem, gold=problem.answer,
         reward=reward, right=sum(row["status"] == "correct" for row in answers), k=len(answers),
         status=first["status"], text=first["text"])
 
@@ -146,9 +142,7 @@ def show_gain(folder: Path, last: int, reward: str) -> None:
             if row["step"] in (0, last) and row["reward"] is not None]  # None: no verdict
     before = {(row["data"], row["id"]): row for row in rows if row["step"] == 0}
     after = [row for row in rows if row["step"] == last and (row["data"], row["id"]) in before]
-    if not after:
-        print("there was no evaluation before step 1 to compare with: "
-              f"{python()} eval.py --adapter {folder} --base evaluates the base model, too")
+    if not after:  # there was no evaluation before step 1
         return
     sets = dict.fromkeys((row["data"] for row in after), 1.0)
     befores = [before[row["data"], row["id"]] for row in after]
@@ -181,7 +175,7 @@ def python() -> str:
 
 @contextlib.contextmanager
 def say_how_to_resume(flags: Config):
-    """Around the whole program. If it fails, it prints what is saved and how to continue.
+    """Around the whole program. If it is stopped or fails, it prints what is saved.
 
     Ctrl-C and SIGTERM end the program like sys.exit, so temporary folders are removed. The exit
     code tells a scheduler that the run is not finished.
@@ -189,25 +183,12 @@ def say_how_to_resume(flags: Config):
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as for `minirl.py &` in a script
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    prepare_streams()
     try:
         yield
-    except (SystemExit, Exception) as error:
-        words, code = why_it_ended(error)
-        if words:
-            print(f"\n{words}; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
-        raise SystemExit(code) from None
-
-
-def why_it_ended(error: BaseException) -> tuple[str, object]:
-    """(words for the user, exit code). For a bug the traceback is printed, too."""
-    if isinstance(error, SystemExit):  # by a signal, or with a sentence for the user
-        stopped = error.code in [128 + number for number in STOPS]
-        return "stopped" if stopped else "", error.code
-    if isinstance(error, OSError):  # a full disk, or a closed output
-        return shown(error), 1
-    if out_of_memory(error):
-        return "Out of memory: lower --micro-tokens, --engine-sequences or --max-tokens, and on " \
-               "a GPU --engine-memory", 1
-    traceback.print_exception(error)
-    return type(error).__name__, 1
+    except SystemExit as end:
+        if end.code in [128 + number for number in STOPS]:  # else it has a sentence for the user
+            print(f"\nstopped; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(f"\n{saved_so_far(Path('runs', flags.name))}") from None

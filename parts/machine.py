@@ -104,14 +104,6 @@ def memory_gb() -> float:
     return psutil.Process().memory_info().rss / GB
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error means that memory has run out, on a GPU or on a CPU."""
-    import torch
-
-    said = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")  # cuBLAS
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in said)
-
-
 def free_bytes() -> int:
     """Bytes that this process can still take within the machine and all its control groups.
 

@@ -8,6 +8,7 @@ import functools
 import json
 import random
 import tempfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -135,11 +136,11 @@ def update(policy, optimizer, schedule, groups, config, rng=None) -> dict:
     """The metrics of a step of minirl with these groups, which have their advantages."""
     engine = SimpleNamespace(sleep=lambda: None, wake=lambda: None)
     run = SimpleNamespace(config=config, policy=policy, optimizer=optimizer, schedule=schedule,
-                          engine=engine)
+                          engine=engine, state=Counter())
     around = dict(
         sample=lambda run: groups, set_advantages=lambda *_: None, sync=lambda run: {},
-        seed_all=lambda *_: rng or random.Random(0), summarize=lambda groups: dict(tokens=0),
-        mean_surprisal=lambda groups: 0.0)
+        seed_all=lambda *_: rng or random.Random(0), mean_surprisal=lambda groups: 0.0,
+        summarize=lambda groups: dict(samples=0, tokens=0))
     with pytest.MonkeyPatch.context() as patch:
         for name, instead in around.items():
             patch.setattr(minirl, name, instead)
