@@ -42,8 +42,8 @@ def adaptive() -> list[tuple]:
 
 def against_grpo() -> list[tuple]:
     arms = store.by_arm(store.load("grpo"), (grpo.DEFAULT, grpo.GRPO))
-    if len(arms) < 2 or min(map(len, arms.values())) < 2:
-        return []
+    if len(arms) < 2 or min(map(len, arms.values())) < 3:
+        return []  # the interval of two pairs is 25 standard deviations wide
     return [(f"templates, 135 M, equal {cost}",
              real("grpo", grpo.DEFAULT, grpo.GRPO, grpo.COSTS[cost])[0], T_975, True)
             for cost in grpo.PRIMARY]
