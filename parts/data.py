@@ -7,8 +7,6 @@ A file is .jsonl, .json (a list), .csv or .parquet. Other names are data sets on
 no code is run. A row's problem and gold are in the first column of PROBLEM_KEYS and ANSWER_KEYS
 that is not empty, or in those of --columns. A printed line per set says what was read and dropped.
 """
-import ast
-import contextlib
 import csv
 import hashlib
 import json
@@ -49,7 +47,7 @@ HELD_OUT_SHARE = 0.1
 BUILTIN_COUNT = {"train": 6000, "test": 240}
 PROBLEM_KEYS = ("problem", "question", "prompt", "messages")
 ANSWER_KEYS = ("gt", "answer", "final_answer", "reward_model.ground_truth", "solution")
-LONGEST_SOLUTION = 200  # a longer text in the column solution, without a box, is no gold
+LONGEST = 200  # characters; a longer text without a box is a solution, but no gold
 SHORT = 30  # letters and digits; with fewer, two different problems may have the same ones
 # Published sets put one of these around a problem; they are ignored when problems are compared.
 INSTRUCTIONS = re.compile("|".join(map(re.escape, (
@@ -72,8 +70,8 @@ BROKEN_TEX = re.compile(r"""
 DOLLAR = re.compile(r"(?<!\\)\$")  # that begins or ends a formula
 HTML_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[A-Za-z]{2,}\d*);")
 POWER_OF_TEN = re.compile(r"([-+]?[\d.]+)[eE]([-+]?\d{1,9})")
-TEXT_OF_A_LIST = re.compile(
-    r"""\[\s*(?: ["'].*["'] | [^\s,]* | [-+.\d]+(\s+[-+.\d]+)+ )\s*\]""", re.DOTALL | re.VERBOSE)
+# As pandas and numpy write a list to a .csv, for example ['70']. `[0, 1]` is an interval.
+TEXT_OF_A_LIST = re.compile(r"""\[\s*(["'].*["']|np\..*|[-+.\d]+(\s+[-+.\d]+)*)\s*\]""")
 
 
 @dataclass
@@ -116,8 +114,11 @@ def load_data(config, model, grader) -> tuple[list[Problem], list[Problem]]:
 
 # ----------------------------------------------------------------------------------- names of sets
 def expand(names: str) -> list[str]:
-    """`gsm8k,reinforce-ada` -> [gsm8k, ra-math500, ...]."""
-    return [each for name in names.split(",") for each in GROUPS.get(name, [name])]
+    """`gsm8k,reinforce-ada` -> [gsm8k, ra-math500, ...]. Raises OSError if a file is missing."""
+    sets = [each for name in names.split(",") for each in GROUPS.get(name, [name])]
+    for file in filter(is_file, sets):
+        Path(file).stat()
+    return sets
 
 
 def is_file(name: str) -> bool:
@@ -173,10 +174,6 @@ def read_hub(name: str, for_training: bool) -> list[dict]:
     """The rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
     full, _, split = BENCHMARKS.get(name, name).partition("@")
     repo, _, config = full.partition(":")
-    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
-        raise SystemExit(
-            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(FILES)}), "
-            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
     ask_hub(repo)
     import datasets  # only now, because it reads HF_HUB_OFFLINE when it is imported
 
@@ -193,24 +190,21 @@ def read_hub(name: str, for_training: bool) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------- a row
-def problem_of(row: dict, id: str, source: str, columns: str = "",
-               whole: bool = False) -> tuple[Problem, set[str]]:
-    """(the problem of a row, the columns that were read). Raises ValueError for broken TeX."""
+def problem_of(row: dict, id: str, source: str, columns: str = "", whole: bool = False) -> Problem:
+    """The problem of a row. Raises ValueError for broken TeX."""
     question, _, answer = columns.partition(",")
-    asked, problem = find(row, [question] if question else PROBLEM_KEYS, problem_text)
-    given, gold = find(row, [answer] if answer else ANSWER_KEYS, gold_text)
-    boxed = "\\boxed" in find(row, [given], str)[1]
-    if given == "solution" and len(gold) > LONGEST_SOLUTION and not boxed:
-        gold = ""
-    if asked == "question" and (story := find(row, ["Body"], problem_text)[1]):  # as in SVAMP
+    problem = find(row, [question] if question else PROBLEM_KEYS, problem_text)
+    gold = find(row, [answer] if answer else ANSWER_KEYS, gold_text)
+    story = find(row, ["Body"], problem_text)  # as in SVAMP
+    if problem and story and not question:
         problem = f"{story.strip()} {problem}"
     level = str(row.get("level", row.get("difficulty", "")))
     all_columns = json.loads(json.dumps(row, default=str)) if whole else {}
-    return Problem(problem, gold, id, source, level, row=all_columns), {asked, given} - {""}
+    return Problem(problem, gold, id, source, level, row=all_columns)
 
 
-def find(row: dict, keys, text_of) -> tuple[str, str]:
-    """(column, text) of the first of these columns that is not empty. a.b is nested.
+def find(row: dict, keys, text_of) -> str:
+    """The text of the first of these columns that is not empty. a.b is nested.
 
     Upper and lower case are the same, because SVAMP and others begin names with a capital.
     """
@@ -220,8 +214,8 @@ def find(row: dict, keys, text_of) -> tuple[str, str]:
             columns = value if isinstance(value, dict) else {}
             value = {str(column).lower(): columns[column] for column in columns}.get(name)
         if text := text_of(value):
-            return key, text
-    return "", ""
+            return text
+    return ""
 
 
 def problem_text(value) -> str:
@@ -237,7 +231,6 @@ def gold_text(value) -> str:
 
     A number such as 1e+23 becomes 1 \times 10^{23}, because no answer is written so.
     """
-    value = as_list(value) if isinstance(value, str) else value
     if isinstance(value, list):
         return ", ".join(filter(None, map(gold_text, value)))
     if isinstance(value, float):
@@ -246,22 +239,11 @@ def gold_text(value) -> str:
     if (boxed := extract_answer(text)) is not None:
         return require_sound(boxed)
     text = require_sound(text.rpartition("####")[2]).strip()
-    text = "" if "\n" in text else text.strip("$").rstrip(".").strip("$")
+    if "\n" in text or len(text) > LONGEST or TEXT_OF_A_LIST.fullmatch(text):
+        return ""
+    text = text.strip("$").rstrip(".").strip("$")
     if number := POWER_OF_TEN.fullmatch(text):
         return rf"{number[1]} \times 10^{{{int(number[2])}}}"
-    return text
-
-
-def as_list(text: str) -> str | list:
-    """The list `['70']` or `[np.float64(70.0)]`, as pandas writes it to a CSV file, or `['7' '8']`
-    or `[7 8]`, as numpy writes it. Another text stays: `[0, 1]` is an interval.
-    """
-    plain = re.sub(r"\bnp\.\w+\(([^()]*)\)", r"\1", text.strip())
-    if TEXT_OF_A_LIST.fullmatch(plain):
-        texts = "'" in plain or '"' in plain
-        gap = r"""(?<=["'])\s+(?=["'])""" if texts else r"(?<=[\d.])\s+(?=[-+.\d])"
-        with contextlib.suppress(ValueError, SyntaxError):
-            return ast.literal_eval(re.sub(gap, ", ", plain))
     return text
 
 
@@ -270,7 +252,8 @@ def require_sound(text: str) -> str:
     for match in BROKEN_TEX.finditer(text):
         in_math = match.start() == 0 or len(DOLLAR.findall(text, 0, match.start())) % 2
         if match["surely"] or in_math:
-            raise ValueError(f"has {match[0]!r} in {shown(repr(text), 80)}")
+            raise ValueError(f"has {match[0]!r} in {shown(repr(text), 80)}: write each backslash "
+                             "of TeX twice in JSON (\\\\frac), and no other control characters")
     return text
 
 
@@ -288,7 +271,7 @@ def load_problems(names: str, *, for_training: bool = True, limit: int | None = 
     for name in expand(names):
         if name in BUILTIN:  # they have no flaws
             rows = BUILTIN[name](split, limit or BUILTIN_COUNT[split])
-            problems += [problem_of(row, row["id"], name, whole=whole)[0] for row in rows]
+            problems += [problem_of(row, row["id"], name, whole=whole) for row in rows]
             continue
         rows = read_file(name) if is_file(name) else read_hub(name, for_training)
         source = Path(name).name if is_file(name) else name  # wherever the file lies
@@ -302,38 +285,33 @@ def load_problems(names: str, *, for_training: bool = True, limit: int | None = 
 
 def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | None,
          seen: dict[str, str]) -> list[Problem]:
-    """The problems of the rows. Prints how many are dropped, and which columns are read.
+    """The problems of the rows. Prints how many are dropped, and a gold.
 
     Broken TeX in a file ends the program. In a data set on the hub nobody can mend it.
     """
-    problems, dropped, read, row = [], Counter(), set(), {}
+    problems, dropped, row = [], Counter(), {}
     for place, row in enumerate(rows):
         try:
-            problem, used = problem_of(row, f"{source}/{split}/{place}", source, columns, whole)
+            problem = problem_of(row, f"{source}/{split}/{place}", source, columns, whole)
             reason = flaw(problem, seen)
         except ValueError as error:
             if is_file(source.partition("#")[0]):
-                raise SystemExit(
-                    f"Row {place + 1} of {shown(source)} {error}: write each backslash of TeX "
-                    "twice in JSON (\\\\frac), and no other control characters.") from None
+                raise SystemExit(f"Row {place + 1} of {shown(source)} {error}.") from None
             reason = "with control characters"
         if reason:
             dropped[reason] += 1
             continue
         problems.append(problem)
-        read |= used
         if len(problems) == limit:
             break
-    if not problems and not dropped:
-        raise SystemExit(f"{shown(source)} has no rows.")
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "none"
-    columns = shown(", ".join(map(str, row)), 400)
     if not problems:
+        columns = shown(", ".join(map(str, row)), 400)
         raise SystemExit(f"No row of {shown(source)} can be used (dropped: {why}). Its "
                          f"columns are {columns}: use --columns QUESTION,ANSWER (a nested one as "
                          "parent.child); without golds, use --reward FILE.py:FUNCTION.")
-    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} (dropped {why}), "
-          f"from the columns {', '.join(sorted(read))} of {columns}")
+    print(f"data: {shown(source)}: {counted(len(problems), 'problem')} (dropped {why}); the first "
+          f"gold is {shown(repr(problems[0].answer), 80)}")
     if odd := [match[0] for p in problems if (match := HTML_ENTITY.search(p.problem))]:
         print(f"WARNING: {counted(len(odd), 'problem')} of {shown(source)} with HTML entities, "
               f"such as {odd[0]}, which the model sees as they are")
