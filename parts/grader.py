@@ -23,20 +23,19 @@ import tempfile
 import threading
 import tokenize
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from inspect import signature
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType, SimpleNamespace
-from typing import NamedTuple
 
 from parts.text import shown
 
 NO_VERDICT = ("timeout", "killed", "raised", "no_number")  # the grader failed, not the answer
 PART = "reward/"  # precedes the name of a part of the reward in all logs
 WORKERS = min(8, len(os.sched_getaffinity(0)))  # each judges one answer at a time
-LOADING_SECONDS = 180  # by the clock
 MEMORY_BYTES = 2 ** 30
 LARGEST, MOST_PARTS = 1e6, 7  # of a reward: its square does not overflow; each part has a colour
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")  # no secrets
@@ -47,18 +46,16 @@ ENDED = OSError, EOFError  # raised if the process at the other end is gone
 OF_OTHERS = {"completions", "prompts", "solution_str", "ground_truth", "data_source"}
 
 
-class Verdict(NamedTuple):
-    reward: float  # NaN with a status of NO_VERDICT
+@dataclass
+class Verdict:
     status: str
     why: str = ""
-    parts: dict[str, float] = {}  # {"reward/NAME": number}, if --reward's function names several
+    reward: float = math.nan  # as it stays with a status of NO_VERDICT
+    parts: dict[str, float] = field(default_factory=dict)  # {"reward/NAME": number}, if named
 
-
-def verdict(status: str, why: str, reward: float = math.nan, parts: dict = {}) -> Verdict:
-    """A Verdict. The verifier gives no reward, because it follows from the status."""
-    if math.isnan(reward) and status not in NO_VERDICT:
-        reward = float(status == "correct")
-    return Verdict(reward, status, why, parts)
+    def __post_init__(self):
+        if math.isnan(self.reward) and self.status not in NO_VERDICT:  # the verifier gives none
+            self.reward = float(self.status == "correct")
 
 
 def lost(verdicts: dict[str, int]) -> int:
@@ -69,10 +66,15 @@ def lost(verdicts: dict[str, int]) -> int:
 # ------------------------------------------------------------------------------------ in a worker
 def serve() -> None:
     """The main loop of a worker. It ends when its client closes the socket that is its stdin."""
-    client = Connection(os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a judge may read stdin
+    client, nothing = Connection(os.dup(0)), os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)  # a judge may read stdin
     how = SimpleNamespace(**json.loads(client.recv_bytes()))
-    client.send_bytes(json.dumps(load(how)).encode())
+    load(how)  # an error ends the worker with a traceback
+    os.dup2(nothing, 2)  # from now on nothing is shown
+    for question in how.examples:  # to fill the judge's caches
+        how.judge(*question)
+    gc.freeze()  # or a fork's garbage collector would copy what was loaded
+    client.send_bytes(b"loaded")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the fork, too
     while True:
         question, answer = json.loads(client.recv_bytes()), None
@@ -84,27 +86,18 @@ def serve() -> None:
         client.send_bytes(json.dumps(answer).encode())
 
 
-def load(how: SimpleNamespace) -> str:
-    """Set how.judge, which returns arguments of `verdict`. Returns why this failed, or ""."""
+def load(how: SimpleNamespace) -> None:
+    """Set how.judge, which returns the arguments of a Verdict."""
     path, _, function = how.name.rpartition(":")
     folder, file = os.path.split(path)
     module = sys.modules[file] = ModuleType(file)
     module.__file__ = path
     sys.path.insert(0, folder)  # the file may import its neighbours
-    signal.setitimer(signal.ITIMER_REAL, LOADING_SECONDS)
-    try:
-        exec(compile(how.source, path, "exec"), vars(module))
-        how.judge = getattr(module, function)
-        how.may_decide = how.threshold is None and "compare" in signature(how.judge).parameters
-        if how.threshold is not None:
-            how.judge = functools.partial(score, how.judge, how.threshold, takes_raw(how.judge))
-        for question in how.examples:  # to fill the judge's caches
-            how.judge(*question)
-    except BaseException as error:
-        return f"{type(error).__name__}: {error}"[:400]
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    gc.freeze()  # or a fork's garbage collector would copy what was loaded
-    return ""
+    exec(compile(how.source, path, "exec"), vars(module))
+    how.judge = getattr(module, function)
+    how.may_decide = how.threshold is None and "compare" in signature(how.judge).parameters
+    if how.threshold is not None:
+        how.judge = functools.partial(score, how.judge, how.threshold, takes_raw(how.judge))
 
 
 def takes_raw(function) -> bool:
@@ -152,7 +145,7 @@ def judge_in_fork(question: list, client: Connection, how: SimpleNamespace) -> t
 
 def ending(code: int) -> tuple[str, str]:
     """(status, why) for a process that ended before it replied; code -N means signal N."""
-    if -code in (signal.SIGPROF, signal.SIGALRM):
+    if -code == signal.SIGPROF:
         return "timeout", "past its time limit"
     end = f"exit code {code}" if code >= 0 else signal.strsignal(-code)
     return "killed", f"its process ended with {end}"
@@ -172,8 +165,6 @@ def live(question: list, worker: Connection, folder: str, how: SimpleNamespace, 
         signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends the fork, even inside C code
         try:
             answer = json.dumps(how.judge(*question))
-        except MemoryError:
-            answer = json.dumps(["killed", "out of memory: it may take 1 GB"])
         except BaseException as error:
             answer = json.dumps(["raised", f"{type(error).__name__}: {error}"[:200]])
         worker.send_bytes(answer.encode())
@@ -209,10 +200,10 @@ class ForkingGrader(contextlib.AbstractContextManager):
         worker, process = getattr(self.here, "worker", None) or self.start_worker()
         try:
             worker.send_bytes(json.dumps(question).encode())
-            return verdict(*json.loads(worker.recv_bytes()))
+            return Verdict(*json.loads(worker.recv_bytes()))
         except ENDED:
             self.here.worker = None
-            return verdict(*ending(process.wait()))
+            return Verdict(*ending(process.wait()))
 
     def start_worker(self) -> tuple[Connection, subprocess.Popen]:
         """A new worker. Raises SystemExit if it cannot load the judge."""
@@ -221,17 +212,15 @@ class ForkingGrader(contextlib.AbstractContextManager):
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "parts.grader"], cwd=Path(__file__).parents[1],
-                env=environment | DETERMINED,
-                stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=environment | DETERMINED, stdin=theirs, stdout=subprocess.DEVNULL,
                 start_new_session=True)  # so that a terminal's Ctrl-C reaches only the client
         self.workers.append(process)
         try:
             worker.send_bytes(json.dumps(self.how).encode())
-            refusal = json.loads(worker.recv_bytes())
+            worker.recv_bytes()  # "loaded"
         except ENDED:
-            refusal = ending(process.wait())[1]
-        if refusal:
-            raise SystemExit(f"{shown(self.name)} cannot be used: {shown(refusal, 400)}.")
+            raise SystemExit(f"{shown(self.name)} cannot be used: {ending(process.wait())[1]}."
+                             ) from None
         self.here.worker = worker, process
         return worker, process
 
@@ -278,7 +267,7 @@ def require_function(name: str) -> None:
 
 
 def score(function, threshold: float, takes_raw: bool, problem, completion, raw="") -> tuple:
-    """The arguments of `verdict`. `function` returns a number or a dict of them. Runs in a fork."""
+    """The arguments of a Verdict. `function` returns a number or a dict of them. Runs in a fork."""
     value = function(problem, completion, **dict(raw=raw) if takes_raw else {})
     named = isinstance(value, dict)
     parts = {PART + name: as_number(part) for name, part in value.items()} if named else {}

@@ -15,10 +15,10 @@ from models.problems import chains
 from parts import engine as engines
 from parts.engine import Engine, EngineForSampler
 from parts.grader import Verdict
-from parts.models import tiny_folder
+from parts.models import MODELS
 from world import known_model, settled
 
-FOLDER = tiny_folder()
+FOLDER = str(MODELS / "tiny")
 STOP = make.build_tokenizer().convert_tokens_to_ids("1")  # ends an answer, as do 12 tokens
 
 
@@ -47,7 +47,7 @@ def test_results_stay_with_their_own_prompt_when_few_remain(engine):
     rollouts, verdicts, never = EngineForSampler(engine, 12), {}, (1, 8, 13)
     grader = SimpleNamespace(
         submit=lambda key, *_: verdicts.update({key: float(key[0] not in never and key[1] % 2)}),
-        result=lambda key: Verdict(verdicts.pop(key), "wrong"))
+        result=lambda key: Verdict("wrong", reward=verdicts.pop(key)))
     groups = collect(problems, SamplerConfig(n=4, M=8, N=4), rollouts, grader)
     rollouts.bar.close()
     assert [g.problem for g in groups] == problems

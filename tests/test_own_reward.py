@@ -2,8 +2,6 @@
 import math
 import re
 import runpy
-import signal
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 from helpers import ROOT, lines, run_program
 from models.problems import chains
-from parts import grader as grading
 from parts.config import Config
 from parts.data import load_problems
 from parts.files import append
@@ -80,7 +77,7 @@ def test_a_reward_is_a_number_or_the_sum_of_named_ones_and_those_above_the_thres
     ("dict.fromkeys('abcdefgh', 0)", "no_number", "it returned {"),
     ("{}['missing']", "raised", "KeyError: 'missing'"),
     ("open('mine.py')", "raised", "directory: 'mine.py'"), ("{1: 1.0}", "raised", "TypeError"),
-    ("np.ones(10**10)", "killed", "out of memory: it may take 1 GB")])
+    ("np.ones(10**10)", "raised", "MemoryError: Unable to allocate")])
 def test_whatever_else_happens_has_a_status_of_its_own_and_no_reward(
         grader, completion, status, why):
     found, after = grader.grade([({}, completion), ({}, "0.5")])
@@ -123,28 +120,12 @@ def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, t
     ("data_source, solution_str, ground_truth, extra_info=None", "its parameters are not"),  # verl
     ("completion, problem", "its parameters are not"),
     ("answer, problem", "its parameters are not")])
-def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why):
+def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why, capfd):
+    """Python's own traceback says why."""
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")
-    with pytest.raises(SystemExit, match=f"a.py:score cannot be used: TypeError: {why}"):
+    with pytest.raises(SystemExit, match="a.py:score cannot be used: its process ended with exit"):
         OwnReward(f"{tmp_path}/a.py:score", 0.5, workers=1)
-
-
-def test_a_file_that_never_finishes_loading_is_given_up(tmp_path):
-    """A worker sets this timer for all that it loads; here the file makes it a short one."""
-    (tmp_path / "hangs.py").write_text(
-        "import signal, time\nassert signal.setitimer(signal.ITIMER_REAL, 0.2)[0] > 100\n"
-        "time.sleep(10**6)")
-    with pytest.raises(SystemExit, match="cannot be used: past its time limit"):
-        OwnReward(f"{tmp_path / 'hangs.py'}:score", 0.5, workers=1)
-
-
-def test_the_limit_of_loading_ends_when_the_file_is_loaded(monkeypatch):
-    """Else each worker would be killed three minutes later."""
-    monkeypatch.setattr(grading.gc, "freeze", lambda: None)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    how = SimpleNamespace(name="a.py:score", source="score = lambda row, text: 1", threshold=0.5,
-                          examples=[])
-    assert grading.load(how) == "" and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert f"TypeError: {why}" in capfd.readouterr().err
 
 
 def test_all_of_a_run_is_rewarded_by_one_function(mine):

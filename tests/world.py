@@ -125,7 +125,7 @@ class Grader(contextlib.AbstractContextManager):
         reward = self.judge(key, problem, rollout)
         status = "raised" if math.isnan(reward) else "correct" if reward > 0.5 else "wrong"
         parts = {} if math.isnan(reward) else {"reward/half": reward / 2, "reward/rest": reward / 2}
-        self.open[key], self.styles[key] = Verdict(reward, status, "because", parts), style
+        self.open[key], self.styles[key] = Verdict(status, "because", reward, parts), style
 
     def result(self, key) -> Verdict:
         return self.open.pop(key)
