@@ -23,10 +23,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from parts.config import (Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
-                          common_effects, given_in, in_one_sentence, parse_flags, peek, preset,
-                          require_effect, require_named, with_home)
-from parts.data import (HELD_OUT, Problem, check_golds, digest, fingerprint, is_own, load_problems)
+import tyro
+
+from parts.config import (NO_NONE, Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
+                          common_effects, in_one_sentence, peek, preset, require_effect,
+                          require_named, with_home)
+from parts.data import HELD_OUT, Problem, check_golds, digest, fingerprint, load_problems
 from parts.evaluation import compare, draw_samples, in_order, means_Q, report_all, say_lost
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
 from parts.grader import NO_VERDICT, PART, require_function
@@ -61,11 +63,11 @@ class Flags(CommonFlags):
     # ---- the answers
     threshold: Annotated[float, Bounds(-1e9, 1e9)] = 0.7
     """with --reward: an answer with a reward above this number is right in pass@k"""
-    k: Count = 32
+    k: Count[int] = 32
     """answers per problem"""
-    limit: CountOrOff = 0
+    limit: CountOrOff[int] = 0
     """use only this many problems of each set, the first ones; 0 = all"""
-    temperature: Annotated[float, Bounds(0.01, 100, off=True)] = 1.0
+    temperature: Annotated[float, Bounds(0, 100)] = 1.0
     """sampling temperature; 0 = greedy, with --k 1"""
     engine_memory: Annotated[float, Bounds(0.01, 0.99)] = 0.85
     """share of the GPU's memory for the engine"""
@@ -81,7 +83,8 @@ def parse(argv: list[str] | None = None) -> Flags:
         adapter = peek(argv, "adapter")
         adapter = find_adapter(adapter) if adapter else ""
         usual = as_in_its_run(adapter, argv)
-        flags = parse_flags(Flags, argv, "eval.py", "avg@k and pass@k with 95 % intervals", usual)
+        flags = tyro.cli(Flags, args=argv, prog="eval.py", default=Flags(**usual), config=NO_NONE,
+                         description="avg@k and pass@k with 95 % intervals")
         flags = replace(flags, adapter=adapter)  # of a run its last checkpoint
         check(flags, vars(Flags()) | usual)
     require_function(flags.reward)
@@ -93,13 +96,13 @@ def parse(argv: list[str] | None = None) -> Flags:
 def check(c: Flags, usual: dict) -> None:
     """Raises ValueError, one sentence, for flags that cannot work."""
     check_numbers(c)
-    require_effect(given_in(c, usual), common_effects(c, bool(c.data) and is_own(c.data)) + [
+    require_effect(c, usual, common_effects(c, c.data) + [
         ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder")])
     if c.temperature == 0 and c.k > 1:
         raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
 
 
-def as_in_its_run(adapter: str, argv: list[str] | None) -> dict:
+def as_in_its_run(adapter: str, argv: list[str]) -> dict:
     """The defaults of an evaluation from the run of its adapter: only names and numbers."""
     run = settings(run_of(adapter))
     if not run:
@@ -115,10 +118,8 @@ def as_in_its_run(adapter: str, argv: list[str] | None) -> dict:
 
 def settle(flags: Flags, machine: Machine, model: Model) -> Flags:
     """The flags, with the defaults for machine and model, so that no flag is None."""
-    usual = preset(model, machine, flags.data)
+    usual = preset(model, machine, flags)
     usual |= dict(data=usual["eval_data"], sync="merge" if machine.on_cpu else "adapter")
-    if flags.reward:
-        usual["template"] = "chat"
     unset = [name for name, value in vars(flags).items() if value is None and name != "out"]
     config = replace(flags, **{name: usual[name] for name in unset})
     return replace(config, out=config.out or f"runs/{name_of(config)}")

@@ -35,7 +35,7 @@ course/first_evening.py and course/second_evening.py. Papers: arXiv 2510.04996 a
 import contextlib
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -48,7 +48,7 @@ import torch
 
 from ada_sampler import Estimator, collect, set_advantages
 from explorer.panels import draw_run
-from parts.config import Config, settings_of, settle
+from parts.config import Config, settle
 from parts.data import Problem, Stream, load_data
 from parts.engine import Engine, EngineForSampler, seed_all, start_engine
 from parts.evaluation import evaluate
@@ -108,7 +108,7 @@ def set_up(folder: Path, flags: Config, grader) -> Run:
     config, model = settle(flags)  # `model`: a record of its files, no network
     train, held_out = load_data(config, model, grader)  # with prompts; no overlap
     stops = stop_ids(model, config.template, config.stop)  # the tokens that end an answer
-    note_start(folder, settings_of(config), train, held_out,
+    note_start(folder, asdict(config), train, held_out,
                model=model.digest, end_tokens=stops)  # config.json, problems.json
 
     engine = start_engine(config, model, stops)

@@ -5,14 +5,12 @@ defaults that depend on the model (PRESETS) and on the machine. Nothing changes 
 """
 import argparse
 import contextlib
-import importlib.util
 import os
 import re
-import signal
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Annotated, Literal, NamedTuple, TypeVar, get_type_hints
 
 import tyro
 
@@ -30,8 +28,6 @@ OBJECTIVES = {  # name -> advantage, length normalisation (MiniRL section 2.3, a
     "grpo": ("group-std", "response"),
     "cispo": ("group-std", "batch"),
 }
-# What --clip bounds: the mask (which tokens have a gradient), the terms, or the weights.
-CLIPS = {"minirl": "mask", "grpo": "term", "cispo": "weight"}
 
 PRESETS = {  # defaults by the size of the model (`size_of`)
     "tiny": dict(
@@ -69,15 +65,15 @@ class Bounds(NamedTuple):
 
     least: float
     most: float
-    off: bool = False  # 0 is allowed, too, and means off, none or all
 
 
 T = TypeVar("T")
+NO_NONE = (tyro.conf.DisallowNone,)  # no flag takes the word None
 # A flag whose default depends on the model or the machine; its help text states the default
 Auto = Annotated[T | None, tyro.conf.arg(help_behavior_hint="")]
-Count = Annotated[int, Bounds(1, 10**6)]
-CountOrOff = Annotated[int, Bounds(1, 10**6, off=True)]
-Positive = Annotated[float, Bounds(1e-9, 1e9)]
+Count = Annotated[T, Bounds(1, 10**6)]
+CountOrOff = Annotated[T, Bounds(0, 10**6)]
+Positive = Annotated[T, Bounds(1e-9, 1e9)]
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,9 @@ class CommonFlags:
     template: Auto[str] = None
     """a .jinja or .json file, or reinforce-ada, qwen25-math-cot, qwen-boxed, llama, three-examples,
     chat, none"""
-    max_prompt_tokens: Auto[Count] = None
+    max_prompt_tokens: Count[Auto[int]] = None
     """longer prompts are dropped and counted; default: 256 to 1024, by model and --data"""
-    max_tokens: Auto[Count] = None
+    max_tokens: Count[Auto[int]] = None
     """longest answer, in tokens; default: 40 to 3000, by model and --data"""
     stop: str = ""
     """TOKEN,...: further tokens that end an answer, besides those that the model itself names"""
@@ -105,7 +101,7 @@ class CommonFlags:
     """decides the order of the data, the adapter's initial weights and the sampled answers"""
     sync: Auto[Literal["adapter", "merge"]] = None
     """how the engine gets weights: adapter (default), or merge (default on a CPU and in float32)"""
-    engine_sequences: Count = 256
+    engine_sequences: Count[int] = 256
     """most answers that are written at the same time"""
 
 
@@ -121,21 +117,21 @@ class Config(SamplerConfig, CommonFlags):
     """precision of the frozen weights; default: float32 on a CPU, bfloat16 or float16 on a GPU"""
     lora_rank: Annotated[int, Bounds(1, 512)] = 16
     """rank of the adapter, on all linear layers but the head (MoE models: attention only)"""
-    lora_alpha: Count = 32
+    lora_alpha: Count[int] = 32
     """the adapter is scaled by lora_alpha / lora_rank"""
 
     # ---- which problems are held out
     eval_data: Auto[str] = None
     """held-out problems, named like --data; or held-out: a share of --data (default for most)"""
-    eval_questions: Auto[Count] = None
+    eval_questions: Count[Auto[int]] = None
     """held-out problems used, of each set of --eval-data; default: 100, with small models 72"""
-    eval_k: Auto[Count] = None
+    eval_k: Count[Auto[int]] = None
     """answers per held-out problem; default: 8, with small models 4"""
 
     # ---- which prompts get how many answers, and what an answer is compared with
-    batch_prompts: Auto[Count] = None
+    batch_prompts: Count[Auto[int]] = None
     """prompts per step; default: 24, with small models 16, with larger ones 64"""
-    M: Auto[Count] = None
+    M: Count[Auto[int]] = None
     """answers per round (ada-est, gvm: per prompt, on average); default: 8, or 4 for small models
     with ada-balance"""
     temperature: Annotated[float, Bounds(0.01, 100)] = 1.0
@@ -148,13 +144,13 @@ class Config(SamplerConfig, CommonFlags):
     """minirl; or, for comparison, grpo or cispo as in the appendix of MiniRL's paper"""
     importance: Literal["full", "staleness", "none"] = "full"
     """minirl's weight of a token: full (pi_theta/mu), staleness (pi_theta/pi_old), none"""
-    weight_cap: Annotated[float, Bounds(1, 1e9, off=True)] = 5.0
+    weight_cap: Annotated[float, Bounds(0, 1e9)] = 5.0
     """largest weight of a token (minirl); 0 = no cap"""
     clip: bool = True
     """mask tokens whose pi_theta/pi_old has moved too far (cispo: bound this ratio instead)"""
-    eps_low: Positive = 0.2
+    eps_low: Positive[float] = 0.2
     """with a negative advantage, too far means a ratio below 1 - eps_low"""
-    eps_high: Positive = 0.27
+    eps_high: Positive[float] = 0.27
     """with a positive advantage, too far means a ratio above 1 + eps_high"""
     length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """divisor of token sums: constant (max_tokens), response (own length), batch (mean length)"""
@@ -163,33 +159,33 @@ class Config(SamplerConfig, CommonFlags):
     for 1, 2, 3 or more --mini-batches"""
 
     # ---- how far the update goes
-    mini_batches: Count = 1
+    mini_batches: Count[int] = 1
     """optimizer steps per sampled batch (N in MiniRL's paper); 1 = on-policy"""
-    lr: Auto[Positive] = None
+    lr: Positive[Auto[float]] = None
     """learning rate of AdamW on the LoRA weights; default: 1e-3, small models 3e-4, larger 2e-5"""
-    warmup_steps: Auto[CountOrOff] = None
+    warmup_steps: CountOrOff[Auto[int]] = None
     """optimizer steps over which the rate rises; 0 = off; default: 5, with small models 2"""
-    max_grad_norm: Annotated[float, Bounds(1e-3, 1e9, off=True)] = 1.0
+    max_grad_norm: Annotated[float, Bounds(0, 1e9)] = 1.0
     """larger gradients are scaled to this norm (rare: max_tokens divides the loss); 0 = off"""
 
     # ---- how long the run lasts, and what it saves
-    steps: Auto[Count] = None
+    steps: Count[Auto[int]] = None
     """training steps; default: 100, of small models 20"""
     name: Auto[str] = None
     """the run's folder is runs/NAME; default: composed of model, sampler and seed"""
     resume: bool = False
     """continue the run of this name from its last checkpoint, if there is one"""
-    keep_every: CountOrOff = 0
+    keep_every: CountOrOff[int] = 0
     """keep every K-th checkpoint permanently; the newest two are always kept; 0 = no others"""
     report_to: Literal["none", "trackio", "wandb"] = "none"
     """also send the logs to this tracker"""
 
     # ---- what is evaluated and recorded during the run
-    eval_every: Auto[CountOrOff] = None
+    eval_every: CountOrOff[Auto[int]] = None
     """steps between evaluations; 0 = only the first and the last; default: 20, small models 10"""
     eval_first: bool = True
     """evaluate before step 1; without it the run cannot report at its end what has changed"""
-    log_groups: CountOrOff | Literal["all"] = 2
+    log_groups: CountOrOff[int | Literal["all"]] = 2
     """prompts of each step whose answers are logged for explore.py: a number, or all"""
 
     # ---- hardware: of these flags only the lower precisions change what is optimised
@@ -201,7 +197,7 @@ class Config(SamplerConfig, CommonFlags):
     """precision of the engine's cache of keys and values; auto: the same as its weights"""
     sleep: bool = False
     """the engine gives up its GPU memory during the update"""
-    micro_tokens: Auto[Count] = None
+    micro_tokens: Count[Auto[int]] = None
     """tokens per forward and backward pass, with padding; default: 4096 to 16384, by machine"""
 
 
@@ -213,24 +209,21 @@ def parse(argv: list[str] | None = None) -> Config:
     """
     argv = with_home(argv)
     with in_one_sentence("minirl.py"):
-        name = peek(argv, "name")
-        resumed = peek(argv, "resume", switch=True)
+        name, resumed = peek(argv, "name"), "--resume" in argv
         if resumed and not name:
             raise ValueError("--resume needs the --name of the run")
         stored = settings(Path("runs", name)) if resumed else {}
-        if stored and stored.keys() != settings_of(Config()).keys():
+        if stored and stored.keys() != vars(Config()).keys():
             raise ValueError(f"another version has started run {name}: resume it with that "
                              "version, or choose another --name")
         require_named(stored, argv)
-        config = parse_flags(Config, argv, "minirl.py", "MiniRL with Reinforce-Ada sampling. "
-                             "Without flags: the tiny model", stored)
+        config = tyro.cli(
+            Config, args=argv, prog="minirl.py", default=Config(**stored), config=NO_NONE,
+            description="MiniRL with Reinforce-Ada sampling. Without flags: the tiny model")
         require_unchanged(config, stored)
         resolve_model(config.model)  # ends here if there is no such model
         config = replace(config, name=name_of(config))
         check(config, vars(Config()) | stored)
-        if config.report_to != "none" and not importlib.util.find_spec(config.report_to):
-            raise ValueError(f"--report-to needs the package {config.report_to}: install it by "
-                             f"pip install {config.report_to}")
     require_function(config.reward)
     read_template(config.template or "none")
     return config
@@ -239,10 +232,8 @@ def parse(argv: list[str] | None = None) -> Config:
 def parse_before_torch() -> Config:
     """`parse` before the slow imports, so --help and wrong flags end at once.
 
-    Ctrl-C ends those imports without a traceback. The built-in models are small and get one thread.
+    The built-in models are small and get one thread.
     """
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for `minirl.py &` in a script
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare_streams()
     config = parse()
@@ -251,21 +242,11 @@ def parse_before_torch() -> Config:
     return config
 
 
-def peek(argv: list[str] | None, name: str, switch: bool = False):
+def peek(argv: list[str], name: str):
     """The value of one flag of the command line, before all of them are parsed; None if absent."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}", **dict(action="store_true") if switch else {})
+    parser.add_argument(f"--{name}")
     return getattr(parser.parse_known_args(argv)[0], name)
-
-
-def parse_flags(cls: type, argv: list[str] | None, prog: str, description: str, defaults=()):
-    """An instance of the dataclass `cls`, filled from the flags `argv` (None: of this process).
-
-    `defaults` {field: value} replace those of the class. The program ends with code 0 after --help,
-    and with code 2 if there is no such flag or value.
-    """
-    return tyro.cli(cls, args=argv, prog=prog, description=description,
-                    default=cls(**dict(defaults)), config=(tyro.conf.DisallowNone,))
 
 
 def with_home(argv: list[str] | None) -> list[str]:
@@ -277,10 +258,10 @@ def with_home(argv: list[str] | None) -> list[str]:
 
 @contextlib.contextmanager
 def in_one_sentence(prog: str):
-    """A ValueError inside ends the program like a wrong flag: with its sentence and code 2."""
+    """An error inside ends the program like a wrong flag: with its sentence and code 2."""
     try:
         yield
-    except ValueError as problem:
+    except (ValueError, OSError) as problem:
         print(f"{prog}: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
 
@@ -309,11 +290,6 @@ def name_of(config: Config) -> str:
     return name
 
 
-def settings_of(config: Config) -> dict:
-    """What config.json stores, which is every setting except --resume."""
-    return {name: value for name, value in asdict(config).items() if name != "resume"}
-
-
 # ------------------------------------------------------------------------------ the defaults
 def settle(config: Config) -> tuple[Config, Model]:
     """The settings with all defaults, and what is known of the model. Prints what follows from it.
@@ -339,11 +315,9 @@ def with_defaults(config: Config, model: Model, machine: Machine) -> Config:
     from parts.routing_replay import is_supported  # which imports torch
 
     mixture, dtype = is_supported(model.config), config.dtype or machine.dtype
-    values = preset(model, machine, config.data)
+    values = preset(model, machine, config)
     if config.sampler != SamplerConfig.sampler:
         values["M"] = SamplerConfig.M
-    if config.reward:
-        values["template"] = "chat"  # then the prompt is only the problem
     if config.data:
         values["eval_data"] = config.data if config.data in BUILTIN else HELD_OUT
     advantage, length_norm = OBJECTIVES[config.objective]
@@ -367,11 +341,15 @@ def with_defaults(config: Config, model: Model, machine: Machine) -> Config:
     return config
 
 
-def preset(model: Model, machine: Machine, data: str | None) -> dict:
-    """The defaults that depend on the model, with this --data."""
+def preset(model: Model, machine: Machine, flags: CommonFlags) -> dict:
+    """The defaults that depend on the model, with this --data and --reward."""
     size = size_of(model, machine)
-    room = ROOM if size == "small" and data not in (None, "builtin-words") else {}
-    return PRESETS[size] | room | OF_MODELS.get(Path(model.base).name, {})
+    values = PRESETS[size] | OF_MODELS.get(Path(model.base).name, {})
+    if size == "small" and flags.data not in (None, "builtin-words"):
+        values |= ROOM
+    if flags.reward:
+        values["template"] = "chat"  # then the prompt is only the problem
+    return values
 
 
 def size_of(model: Model, machine: Machine) -> str:
@@ -393,59 +371,49 @@ def check(config: Config, usual: dict) -> None:
     advantage = config.advantage or OBJECTIVES[config.objective][0]
     filled = replace(config, M=config.M or SamplerConfig.M, advantage=advantage)
     filled.validate()
-    require_effect(given_in(config, usual), effects(filled))
+    require_effect(config, usual, effects(filled))
 
 
 def check_numbers(config) -> None:
     """Raises ValueError, one sentence, for a number that is too small, too large or not finite."""
     for name, hint in get_type_hints(type(config), include_extras=True).items():
-        value, bounds = getattr(config, name), bounds_in(hint)
-        if not bounds or not isinstance(value, int | float) or bounds.off and value == 0:
-            continue
-        if not bounds.least <= value <= bounds.most:
-            zero = "0, or " if bounds.off else ""
-            raise ValueError(f"{name} must be {zero}from {bounds.least:g} to {bounds.most:g}, "
-                             f"not {value}")
+        value = getattr(config, name)
+        for bounds in bounds_of(hint):
+            if isinstance(value, int | float) and not bounds.least <= value <= bounds.most:
+                raise ValueError(f"{name} must be from {bounds.least:g} to {bounds.most:g}, "
+                                 f"not {value}")
 
 
-def bounds_in(hint) -> Bounds | None:
-    """The Bounds of a field's type, which may be nested, as in Auto[Count]."""
-    found = [x for x in getattr(hint, "__metadata__", ()) if isinstance(x, Bounds)]
-    found += filter(None, map(bounds_in, get_args(hint)))
-    return found[0] if found else None
+def bounds_of(hint) -> list[Bounds]:
+    return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Bounds)]
 
 
-def given_in(config, usual: dict) -> set[str]:
-    """The names of the settings whose values differ from the usual ones."""
-    return {name for name, value in vars(config).items() if value != usual[name]}
-
-
-def require_effect(given: set[str], effects: list[tuple[str, bool, str]]) -> None:
-    """Raises ValueError for a setting that was given and has no effect.
+def require_effect(config, usual: dict, effects: list[tuple[str, bool, str]]) -> None:
+    """Raises ValueError for a setting that is not as usual and has no effect.
 
     effects: [(names of settings, whether they have an effect, why they have none)].
     """
+    given = {name for name, value in vars(config).items() if value != usual[name]}
     for names, has_effect, why in effects:
         useless = given & set(names.split())
         if useless and not has_effect:
             raise ValueError(f"{min(useless)} has no effect {why}: leave it out")
 
 
-def common_effects(c: CommonFlags, columns: bool) -> list[tuple[str, bool, str]]:
-    """The effects that eval.py checks, too. `columns`: whether some data has unknown columns."""
+def common_effects(c: CommonFlags, *data: str | None) -> list[tuple[str, bool, str]]:
+    """The effects that eval.py checks, too."""
     return [
         ("threshold", bool(c.reward), "without reward, because math-verify gives 0 or 1"),
-        ("columns", columns, "with data whose columns are known"),
+        ("columns", any(map(is_own, filter(None, data))), "with data whose columns are known"),
         ("engine_memory sleep", not build_for_cpu(),
          "without a GPU, where VLLM_CPU_KVCACHE_SPACE sets the engine's cache")]
 
 
 def effects(c: Config) -> list[tuple[str, bool, str]]:
     """When a setting has an effect, and why it has none. Needs no model and no data."""
-    data = ",".join(name for name in (c.data, c.eval_data) if name)
     rule, several = c.rule, c.mini_batches > 1
     keeps_all = not rule.allocates and rule.round_size * rule.max_rounds == rule.rows_per_prompt
-    return common_effects(c, bool(data) and is_own(data)) + [
+    return common_effects(c, c.data, c.eval_data) + [
         (" ".join(unread(c)), False, f"with sampler {c.sampler}"),
         ("weighting", not (keeps_all and c.weighting == "unbiased"),
          "where all answers are kept, because every weight is 1"),

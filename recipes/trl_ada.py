@@ -30,8 +30,7 @@ import tyro
 from ada_sampler import collect, set_advantages
 from parts import config as minirl_flags
 from parts import files
-from parts.config import (Config, check_numbers, given_in, in_one_sentence, require_effect,
-                          settings_of, settle)
+from parts.config import Config, check_numbers, in_one_sentence, require_effect, settle
 from parts.machine import build_for_cpu
 from parts.run_folder import checkpoints, claim, drop_older, note_start, settings, step_of
 
@@ -83,7 +82,7 @@ def parse(argv: list[str] | None = None) -> tuple[TRL, Config]:
 def check(recipe: TRL, flags: Config, usual: dict) -> None:
     """Raises ValueError, one sentence, for flags that TRL cannot use, whatever the model is."""
     check_numbers(recipe)
-    require_effect(given_in(flags, usual), [
+    require_effect(flags, usual, [
         (UNREAD, False, "in TRL, which has its settings in --trl"),
         ("lora_rank lora_alpha", not recipe.full, "with full")])
     if flags.sync != "merge":
@@ -168,7 +167,7 @@ from parts.metrics import summarize
 from parts.policy import adapted_layers
 from parts.routing_replay import is_supported
 from parts.prompts import stop_ids
-from parts.log import python, say_how_to_resume
+from parts.log import say_how_to_resume
 from rewards import open_grader
 
 
@@ -271,7 +270,7 @@ class Keeper(TrainerCallback):
             named = files.rename(written, written.with_name(f"step-{step:06d}"))
             drop_older(self.folder, every)
             if step == self.config.steps or every and not step % every:
-                print(f"saved; evaluate it with {python()} eval.py {self.asked(named)}")
+                print(f"saved; evaluate it with python eval.py {self.asked(named)}")
 
     def asked(self, named: Path) -> str:
         """Flags of eval.py. An adapter has its run's, but a whole model is like any other."""
@@ -321,7 +320,7 @@ def make_trainer(recipe: TRL, flags: Config, grader) -> AdaTrainer:
                          f"{c.batch_prompts}: lower --batch-prompts.")
     stops = stop_ids(model, c.template, c.stop)
     if FIRST:
-        note_start(folder, settings_of(c), train, held_out, model=model.digest, end_tokens=stops)
+        note_start(folder, asdict(c), train, held_out, model=model.digest, end_tokens=stops)
         files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
     newest = newest_checkpoint(folder, c.steps)
     args, engine = trl_settings(recipe, c), start_engine(c, model, stops)

@@ -9,13 +9,14 @@ import shlex
 import numpy as np
 import pytest
 import torch
+import tyro
 from matplotlib.figure import Figure
 
 import minirl
 from ada_sampler import SamplerConfig, advantages, allocate_gvm
 from course import figures, laws, quiz_sheet
 from helpers import ROOT
-from parts.config import Config, parse_flags
+from parts.config import Config
 
 COURSE = ROOT / "course"
 NOTES = sorted((COURSE / "notes").glob("*.md"))
@@ -63,7 +64,7 @@ def test_the_walkthroughs_cells_are_those_that_the_readme_names():
 def test_the_commands_of_the_notebook_for_colab_have_known_flags():
     cells = json.loads((ROOT / "examples/colab.ipynb").read_text())["cells"]
     code = "".join("".join(cell["source"]) + "\n" for cell in cells)
-    first, resumed = (parse_flags(Config, shlex.split(line), "minirl.py", "")
+    first, resumed = (tyro.cli(Config, args=shlex.split(line))
                       for line in re.findall(r"python minirl\.py (.*)", code))
     assert resumed.resume and resumed.name == first.name
 

@@ -166,11 +166,8 @@ def in_a_shell(line: str):
                             stderr=subprocess.STDOUT, env=os.environ | names)
 
 
-@pytest.mark.parametrize("line, ended_by", [
-    ("$MINIRL", signal.SIGINT), ("$MINIRL & wait $!", signal.SIGTERM),
-    ("nohup $MINIRL 2>&1 & wait $!", signal.SIGTERM)])
-def test_ctrl_c_leaves_no_traceback_and_one_that_the_shell_ignores_stays_ignored(
-        slow_torch, line, ended_by):
+@pytest.mark.parametrize("line", ["$MINIRL & wait $!", "nohup $MINIRL 2>&1 & wait $!"])
+def test_a_ctrl_c_that_the_shell_ignores_stays_ignored(slow_torch, line):
     """SIGINT comes before SIGTERM, which ends the others."""
     process = in_a_shell(f"{line}; echo ended by $?")
     number = int(process.stdout.readline())
@@ -178,7 +175,7 @@ def test_ctrl_c_leaves_no_traceback_and_one_that_the_shell_ignores_stays_ignored
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, stop)
     last = process.communicate()[0].splitlines()[-1]
-    assert last == f"ended by {128 + ended_by}"
+    assert last == f"ended by {128 + signal.SIGTERM}"
 
 
 @pytest.mark.parametrize("program", ["$EVAL --help >&-", "$EXPLORE --help <&- >&- 2>&-"])

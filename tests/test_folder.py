@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from helpers import lines
 from models_small import one_layer
 from parts import files, run_folder
-from parts.config import Config, parse, settings_of
+from parts.config import Config, parse
 from parts.policy import make_optimizer
 from world import settle_flags, settled
 
@@ -35,12 +35,12 @@ def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start
     named = ["--resume", "--name", "mine"]
     run = Path("runs", first.name)
     with run_folder.claim(run, resume=False):
-        run_folder.note_start(run, settings_of(first), [], [], data=ABC)
+        run_folder.note_start(run, asdict(first), [], [], data=ABC)
     (run / "checkpoints/step-000001").mkdir(parents=True)
     assert settle_flags(parse([*flags.split(), "--resume"])) == replace(first, resume=True)
     again = settle_flags(parse([*named, "--lr", "0.5"]))
     assert again == replace(first, resume=True, lr=0.5)
-    run_folder.note_start(run, settings_of(again), [], [], data=ABC)
+    run_folder.note_start(run, asdict(again), [], [], data=ABC)
     assert settle_flags(parse(named)) == again
 
 
@@ -54,21 +54,21 @@ def test_a_runs_folder_names_no_file_that_is_used(tmp_path, monkeypatch, capsys,
     first = settle_flags(Config(name="mine", **{flag[2:]: named}))
     run = Path("runs/mine")
     run.mkdir(parents=True)
-    run_folder.note_start(run, settings_of(first), [], [], **ABC)
+    run_folder.note_start(run, asdict(first), [], [], **ABC)
     (run / "checkpoints/step-000001").mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
         parse(["--name", "mine", "--resume"])
     assert ended.value.code == 2 and "give this flag again" in capsys.readouterr().err
     assert not Path("owned").exists()
     again = parse(["--name", "mine", "--resume", flag, named])
-    run_folder.note_start(run, settings_of(settle_flags(again)), [], [], **ABC)
+    run_folder.note_start(run, asdict(settle_flags(again)), [], [], **ABC)
     file.write_text(file.read_text() + " ")
     with pytest.raises(SystemExit, match=f"started with other contents of {flag[2:]}"):
-        run_folder.note_start(run, settings_of(settle_flags(again)), [], [], **ABC)
+        run_folder.note_start(run, asdict(settle_flags(again)), [], [], **ABC)
 
 
 def test_a_run_goes_on_only_with_the_data_that_it_had(tmp_path):
-    config = settings_of(settled())
+    config = asdict(settled())
     for _ in range(2):
         run_folder.note_start(tmp_path, config, [], [], data="2 questions, abc")
     before = (tmp_path / "config.json").read_bytes()
@@ -84,7 +84,7 @@ def test_a_run_without_a_checkpoint_starts_again_and_without_resume_with_any_set
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     run.mkdir(parents=True)
-    run_folder.note_start(run, settings_of(settled(name="mine", batch_prompts=7)), [], [], data=ABC)
+    run_folder.note_start(run, asdict(settled(name="mine", batch_prompts=7)), [], [], data=ABC)
     for name in run_folder.LOGS:  # killed between the log of its first step and the checkpoint
         (run / name).write_text('{"step": 1}\n')
     assert parse(["--name", "mine", "--resume"]).batch_prompts == 7  # never another run

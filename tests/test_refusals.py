@@ -150,6 +150,7 @@ def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
 
 @pytest.mark.parametrize("program, flags, words", [
     *((program, *REFUSED[program][0]) for program in ("minirl.py", "eval.py")),
+    ("minirl.py", "--eval-data builtin,gone.jsonl", "No such file or directory: 'gone.jsonl'"),
     ("eval.py", "--template missing.jinja", "cannot read missing.jinja")])
 def test_a_program_answers_before_torch_is_imported(program, flags, words, tmp_path):
     """Which here could not be."""

@@ -6,7 +6,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ pytest.importorskip("trl", "1.16.0")
 import minirl
 from ada_sampler import Group, Sample, set_advantages
 from helpers import HANG, ROOT, lines, run_program
-from parts.config import Config, settings_of
+from parts.config import Config
 from parts.engine import Engine
 from parts.files import append
 from parts.policy import load_policy
@@ -251,7 +251,7 @@ def test_an_engine_with_other_weights_ends_the_run(
 def test_what_trl_restores_cannot_be_changed(recipe):
     Path("runs/r/checkpoints/step-000001").mkdir(parents=True)
     started = settled(name="r", sync="merge")
-    note_start(Path("runs/r"), settings_of(started), [], [])
+    note_start(Path("runs/r"), asdict(started), [], [])
     Path("runs/r/trl.json").write_text("{}")
     assert recipe.parse("--name r --resume --steps 9".split())[1].steps == 9
     for changed in ("--lr 0.1", "--keep-every 9", "--full"):
