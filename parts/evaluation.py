@@ -1,7 +1,7 @@
 """Evaluation, shared by minirl.py and eval.py: k answers to every problem, and their statistics.
 
-Results are computed from rows `in_order`, k answers per question. _Q: one entry per question.
-An answer without a verdict, as in training, is no sample of the policy, so it counts for nothing.
+Results are computed from rows `in_order`, k per question. _Q: one entry per question.
+An answer without a verdict is no sample of the policy, so it counts for nothing.
 """
 import math
 import random
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from parts.data import MEASURED
 from parts.files import finite
-from parts.grader import NO_VERDICT, lost, mean_parts
+from parts.grader import lost, mean_parts
 from parts.text import counted
 
 
@@ -61,16 +61,13 @@ def require_numbers(rollout) -> None:
 
 
 def as_row(problem, s: int, rollout, verdict) -> dict:
-    """A line of eval.jsonl. The reward is None if the grader failed; then `why` says how."""
-    row = dict(data=problem.source, id=problem.id, sample=s, gold=problem.answer,
-               reward=finite(verdict.reward), status=verdict.status,
-               finish_reason=rollout.finish_reason, tokens=len(rollout.token_ids),
-               text=rollout.text) | verdict.parts
-    if verdict.status in NO_VERDICT:
-        row["why"] = verdict.why
-    if problem.level:
-        row["level"] = problem.level
-    return row
+    """A line of eval.jsonl. The reward is None if the grader failed."""
+    return dict(
+        data=problem.source, id=problem.id, level=problem.level, gold=problem.answer,
+        sample=s, text=rollout.text, tokens=len(rollout.token_ids),
+        finish_reason=rollout.finish_reason,
+        reward=finite(verdict.reward), status=verdict.status,
+        why=verdict.why) | verdict.parts
 
 
 def in_order(rows, problems, k: int) -> list[dict | None]:
@@ -92,8 +89,8 @@ def bootstrap(sets: list, weights: list | None = None, resamples=4000, seed=0) -
     """avg: weighted mean of the means of `sets` (arrays [Q]); ci_low, ci_high: its 95 % interval.
 
     Questions are resampled within each set. For differences of two models on the same questions,
-    this is the paired interval. With fewer than about 30 questions it is too narrow, and if all
-    values are equal it is a point. None counts for nothing; if a set has nothing else, all is NaN.
+    this is the paired interval. With fewer than about 30 questions it is too narrow.
+    None counts for nothing; if a set has nothing else, all is NaN.
     """
     sets = [[value for value in values if value is not None] or [math.nan] for values in sets]
     rng, total = np.random.default_rng(seed), np.zeros(resamples)
@@ -122,8 +119,8 @@ def means_Q(rows: list[dict], k: int) -> list[float | None]:
 def report(rows: list[dict], k: int) -> dict:
     """The results of some questions: avg (avg@k), ci_low, ci_high, pass {j: pass@j}, and more.
 
-    avg is a mean of rewards, and reward/NAME is the mean of one of their parts. correct and pass
-    count answers with the status "correct". With rewards of 0 and 1, avg and correct are equal.
+    avg is a mean of rewards, and reward/NAME that of one of their parts. correct and pass
+    count answers with the status "correct".
     A question without any verdict is left out. If none has one, the means are NaN.
     """
     answers_Q = [answers for answers in judged_Q(rows, k) if answers]
@@ -159,22 +156,25 @@ def say_lost(reports: list[dict]) -> str:
 
 def report_by_set(rows: list[dict], k: int) -> dict[str, dict]:
     """{name of a set: its `report`}."""
-    names = dict.fromkeys(row["data"] for row in rows)
-    return {name: report([row for row in rows if row["data"] == name], k) for name in names}
+    sets = {}
+    for row in rows:
+        sets.setdefault(row["data"], []).append(row)
+    return {name: report(of_set, k) for name, of_set in sets.items()}
 
 
 def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:
     """sets: {name: report}; weighted: the mean over all sets."""
-    means = [means_Q([row for row in rows if row["data"] == name], k) for name in weights]
-    return dict(sets=report_by_set(rows, k), weighted=bootstrap(means, list(weights.values())))
+    means = [means_Q([row for row in rows if row["data"] == name], k)
+             for name in weights]
+    weighted = bootstrap(means, list(weights.values()))
+    return dict(sets=report_by_set(rows, k), weighted=weighted)
 
 
 def compare(rows: list[dict], k: int, before_Q: list, weights: dict[str, float]) -> dict:
     """Name of a set -> mean change of avg@k since `before_Q`, its paired interval, counts.
 
-    Both models have the same questions, so the difficulty cancels, and the interval is much
-    narrower than the separate intervals suggest. A question without a verdict, now or before, is
-    left out.
+    The questions are the same, so the difficulty cancels, and the interval is narrower than the
+    separate intervals suggest. A question without a verdict, now or before, is left out.
     """
     changes = {name: [] for name in weights}
     for row, after, before in zip(rows[::k], means_Q(rows, k), before_Q, strict=True):

@@ -2,22 +2,21 @@
 import contextlib
 import importlib
 import math
-import os
 import signal
 import sys
 import time
-import traceback
 from collections import deque
+from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
-from parts.config import Config, settings_of
+from parts.config import Config
 from parts.evaluation import compare, means_Q, report_by_set, say_lost
 from parts.files import append, read_rows
 from parts.grader import lost
 from parts.metrics import PATIENCE, group_row, warn, why_broken
-from parts.run_folder import read_config, saved_so_far
+from parts.run_folder import saved_so_far
 from parts.text import difference, interval, shown, unit_of, verdict
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -30,18 +29,11 @@ class Log:
         self.run, self.config, self.folder = run, run.config, run.folder
         self.history = deque(read_rows(run.folder / "metrics.jsonl"), maxlen=PATIENCE)
         evals = list(read_rows(run.folder / "eval.jsonl"))
-        self.held_out = {row["data"]: row["avg"] for row in evals if row["avg"] is not None}
         self.evaluated = evals[-1]["step"] if evals else None  # the last step with an evaluation
         self.tracker = None
         if run.config.report_to != "none":  # trackio or wandb, which have the same functions
-            # A resumed run goes on there. A new one of the same name, perhaps by a colleague, with
-            # whom the project is shared, must not.
-            began = read_config(run.folder)["starts"][0]["time"][:19].replace(":", "")
-            name = f"{run.config.name}-{began}"
-            os.environ.setdefault("WANDB_RUN_ID", name)
             self.tracker = importlib.import_module(run.config.report_to)
-            self.track("init", project="minirl", name=name, config=settings_of(run.config),
-                       resume="allow")
+            self.track("init", project="minirl", name=run.config.name, config=asdict(run.config))
         self.bar = tqdm(initial=run.state["step"], total=run.config.steps, desc=run.config.name)
 
     def step(self, groups, metrics: dict) -> str:
@@ -54,10 +46,9 @@ class Log:
         for group in groups[:most]:  # the batch is shuffled, so its first groups are random
             append(self.folder / "groups.jsonl",
                    group_row(row["step"], group, self.run.engine.tokenizer))
-        shares = ", ".join(f"{avg:.2f}" for avg in self.held_out.values())
         failed = lost(metrics["verdicts"])
         self.bar.set_postfix_str(
-            f"reward {metrics.get('reward_first_round', math.nan):.2f}  held-out {shares}  "
+            f"reward {metrics.get('reward_first_round', math.nan):.2f}  "
             f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}"
             + (f"  no verdict {failed}" if failed else ""), refresh=False)
         self.bar.update()
@@ -76,7 +67,6 @@ class Log:
         append(self.folder / "eval.jsonl", *lines.values())  # last, in one write: see `restore`
         self.evaluated = state["step"]
         for name, result in results.items():
-            self.held_out[name] = result["avg"]
             of_several = name if len(results) > 1 else ""
             tqdm.write(evaluation_line(of_several, result, config, state))
             self.track("log", numbers_of(f"held_out/{of_several}".rstrip("/"), lines[name]))
@@ -93,9 +83,8 @@ class Log:
         """Print the change in accuracy and the next commands."""
         self.bar.close()
         show_gain(self.folder, self.run.state["step"], self.config.reward)
-        print(f"adapter: {self.folder / 'checkpoints'}; next: "
-              f"{python()} explore.py {self.folder}\n"
-              f"      continue it with  {python()} minirl.py --name {self.config.name} "
+        print(f"adapter: {self.folder / 'checkpoints'}; next: python explore.py {self.folder}\n"
+              f"      continue it with  python minirl.py --name {self.config.name} "
               f"--resume --steps {max(200, 2 * self.run.state['step'])}")
         self.track("finish")
 
@@ -122,7 +111,7 @@ def evaluation_line(name: str, result: dict, config: Config, state: dict) -> str
 
 
 def numbers_of(prefix: str, row: dict) -> dict:
-    """What a tracker gets of a row. wandb's own step may not go back after a kill; "step" may."""
+    """What a tracker gets of a row."""
     return {f"{prefix}/{key}": value for key, value in row.items()
             if isinstance(value, int | float)}
 
@@ -167,12 +156,6 @@ def show_example(before: list[dict], after: list[dict]) -> None:
         print(f"  {when} {shown(on_one_line)}  ({row['status']})")
 
 
-def python() -> str:
-    """`python`, or the path of this Python if its environment is not active."""
-    here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
-    return os.path.relpath(sys.executable) if here else "python"
-
-
 @contextlib.contextmanager
 def say_how_to_resume(flags: Config):
     """Around the whole program. If it is stopped or fails, it prints what is saved.
@@ -185,10 +168,7 @@ def say_how_to_resume(flags: Config):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
-    except SystemExit as end:
-        if end.code in [128 + number for number in STOPS]:  # else it has a sentence for the user
-            print(f"\nstopped; {saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
+    except BaseException as error:
+        if not isinstance(getattr(error, "code", None), str):  # a sentence for the user
+            print(f"\n{saved_so_far(Path('runs', flags.name))}", file=sys.stderr)
         raise
-    except Exception:
-        traceback.print_exc()
-        raise SystemExit(f"\n{saved_so_far(Path('runs', flags.name))}") from None

@@ -13,14 +13,12 @@ import torch
 from tqdm import tqdm
 
 from ada_sampler import RESOLVED, TOO_FEW_CORRECT, TOO_FEW_WRONG
-from parts.config import CLIPS
 from parts.grader import NO_VERDICT, mean_parts
 from parts.text import shown
 
 DECIMALS = 7  # of a log-prob, so that a token's term of Eq. 7 can be recomputed to 1e-6
 PATIENCE = 3  # steps in a row with a gradient that is not finite
 MANY_FAILED = 0.02  # share of answers without a verdict
-FEW_WEIGHTS = 0.3  # below this weight_ess a few tokens dominate the update
 
 
 # ------------------------------------------------------------------------------ the sampling
@@ -28,9 +26,9 @@ def summarize(groups: list) -> dict[str, Any]:
     """One step's sampling as plain JSON: shares in [0, 1], means in their own units.
 
     reward_first_round is the curve to watch, because every prompt counts once and no answer was
-    selected. reward_kept does not show progress, because the sampler often keeps as many right as
-    wrong answers. Shares of prompts count all that were tried. A mean over nothing is left out.
-    The parts of a reward (reward/NAME) are averaged in the same way as reward_first_round.
+    selected. In reward_kept the sampler often keeps as many right as wrong answers. Shares of
+    prompts count all that were tried. A mean over nothing is left out.
+    The parts of a reward (reward/NAME) are averaged like reward_first_round.
     """
     pool = [s for group in groups for s in group.pool]
     firsts = [[s for s in group.judged if s.round == 0] for group in groups]
@@ -106,11 +104,10 @@ def cut_off(weight_T, stopped_T, up_T, config) -> dict:
     values = {}
     if config.objective == "minirl" and config.weight_cap:
         values["weight_truncated"] = share(weight_T > config.weight_cap)
-    clips = CLIPS.get(config.objective) if config.clip else None
-    if clips == "weight":
+    if config.clip and config.objective == "cispo":  # which bounds the weights
         outside_T = (weight_T < 1 - config.eps_low) | (weight_T > 1 + config.eps_high)
         values["weight_truncated"] = share(outside_T)
-    if clips in ("mask", "term"):
+    elif config.clip:
         values["clipped_positive"] = share(stopped_T & up_T)
         values["clipped_negative"] = share(stopped_T & ~up_T)
     return values
@@ -184,9 +181,6 @@ def rounded(values: list[float], decimals: int = DECIMALS) -> list[float]:
 def warn(row: dict, groups: list, config) -> None:
     """Print what is odd about a step, by its line of metrics.jsonl."""
     said, pool = [], [s for group in groups for s in group.pool]
-    if row.get("weight_ess", 1.0) < FEW_WEIGHTS:
-        said.append(f"the effective sample size of the trained tokens is {row['weight_ess']:.0%} "
-                    "(weight_ess): docs/learning.md says what helps")
     failed = [s for s in pool if s.status in NO_VERDICT]
     if len(failed) > MANY_FAILED * len(pool):  # as if the model did not learn
         said.append(f"{len(failed)} of {len(pool)} answers got no verdict, such as "

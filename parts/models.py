@@ -102,18 +102,13 @@ def find_model(name: str) -> Model:
     """The model `name` of the command line. Raises SystemExit if there is none."""
     from transformers import AutoConfig
 
-    path = tiny_folder(name) if name in TINY else resolve_model(name)
+    path = str(MODELS / name) if name in TINY else resolve_model(name)
     if path == SMOLLM_ON_HUB:
         path = fetch_smollm()
     elif not os.path.isdir(path):
-        ask_hub(path, "model")  # ends here if the hub does not have it
+        ask_hub(path, "model")
     with loading("model", path):
         return Model(name, path, AutoConfig.from_pretrained(path, trust_remote_code=False))
-
-
-def tiny_folder(name: str = "tiny") -> str:
-    """The folder of a built-in model."""
-    return str(MODELS / name)
 
 
 def fetch_smollm() -> str:
@@ -137,21 +132,15 @@ def fetch_smollm() -> str:
 
 
 def ask_hub(repo: str, kind: str = "dataset") -> None:
-    """Raises SystemExit if the hub has no such data set or model. If the hub does not answer, only
-    the cache is used from then on, because the hub's libraries would try again for minutes."""
+    """Use only the cache from now on if the hub does not have or give this data set or model,
+    because the hub's libraries would try again for minutes."""
     import huggingface_hub
-    from huggingface_hub import errors
 
     try:
         getattr(huggingface_hub.HfApi(), f"{kind}_info")(repo, timeout=10)
-    except errors.RepositoryNotFoundError:
-        raise SystemExit(
-            f"The hub has no {kind} {repo}: check its name, or run `hf auth login`.") from None
-    except errors.OfflineModeIsEnabled:  # HF_HUB_OFFLINE=1, or no answer before
-        pass
-    except Exception as error:  # no network, a time-out, a proxy's page, ...
-        print(f"the hub does not answer ({shown(error) or type(error).__name__}), so only this "
-              "machine's cache is used")
+    except Exception as error:  # no such name, no network, a time-out, a proxy's page, ...
+        print(f"the hub does not give {repo} ({type(error).__name__}: {shown(error)}), so only "
+              "this machine's cache is used")
         os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
         huggingface_hub.constants.HF_HUB_OFFLINE = True
 

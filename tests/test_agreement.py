@@ -14,7 +14,7 @@ from models.problems import chains
 from parts import models
 from parts.engine import seed_all
 from parts.logprobs import Sequence, head_of, token_logprobs
-from parts.models import SMOLLM, TINY, check_family, own_class, tiny_folder
+from parts.models import SMOLLM, TINY, check_family, own_class, MODELS
 from parts.probe import Probe, tolerances
 
 
@@ -42,7 +42,7 @@ CELLS = [
 def folder_of(model: str, config: dict) -> str:
     if model == SMOLLM:
         return smollm()
-    return tiny_folder(model) if model in TINY else model_folder(model, **config)
+    return str(MODELS / model) if model in TINY else model_folder(model, **config)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 import eval as evaluation  # the module has the name of a builtin
 from models_small import policy
-from parts.models import Model, digest_of_model, tiny_folder
+from parts.models import Model, digest_of_model, MODELS
 from recipes import export
 from world import Engine, Grader, small_run
 
@@ -63,7 +63,7 @@ CHANGES = [weight, end_token, tokenizer, chat_template, rope]
 def base(tmp_path, monkeypatch) -> Path:
     """A model of the user's in ./base."""
     monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(tiny_folder(), "base"))
+    return Path(shutil.copytree(str(MODELS / "tiny"), "base"))
 
 
 # ------------------------------------------------------------------------------ the digest

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from models_small import policy
-from parts.models import find_model, tiny_folder
+from parts.models import find_model, MODELS
 from parts.policy import load_adapter
 from parts.prompts import stop_ids
 from parts.run_folder import note_start
@@ -83,7 +83,7 @@ def test_the_merged_weights_against_their_definition(tmp_path, capsys, model, si
 
 def test_what_goes_with_the_weights(tmp_path, capsys):
     """Ends, lengths and temperature of the training, in both configs; no path; others may read."""
-    base = Path(shutil.copytree(tiny_folder(), tmp_path / "my-secrets" / "base"))
+    base = Path(shutil.copytree(str(MODELS / "tiny"), tmp_path / "my-secrets" / "base"))
     for file in base.glob("tokenizer*.json"):  # two ends, as Qwen's base models have
         file.write_text(file.read_text().replace("<|pad|>", "<|im_end|>"))
     flags = base / "generation_config.json"  # as Qwen's, for another way of sampling

@@ -118,30 +118,6 @@ def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
 
 
 # ------------------------------------------------------------------------------ a tracker
-def noted(run, *times: str) -> None:
-    """The run has been started at these times."""
-    starts = [dict(time=time) for time in times]
-    files.write_json(run.folder / "config.json", dict(config={}, starts=starts))
-
-
-def test_a_tracker_gets_a_resumed_run_together_and_a_new_one_of_its_name_apart(run, monkeypatch):
-    """A colleague in the same project, or whoever has removed the folder, has the same name."""
-    sent, first, later = [], "2026-11-29T07:30:59+00:00", "2026-11-30T07:30:59+00:00"
-    package = SimpleNamespace(init=lambda **how: sent.append(
-        (how["name"], how["resume"], os.environ["WANDB_RUN_ID"])))
-    monkeypatch.setitem(sys.modules, "trackio", package)
-    run.config = replace(run.config, report_to="trackio")
-    for times in ((first,), (first, later), (later,)):  # new, resumed, and new once more
-        monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-        noted(run, *times)
-        Log(run)
-    name, other = "mine-2026-11-29T073059", "mine-2026-11-30T073059"
-    assert sent == [(name, "allow", name), (name, "allow", name), (other, "allow", other)]
-    monkeypatch.setenv("WANDB_RUN_ID", "of-the-user")
-    Log(run)
-    assert sent[-1] == (other, "allow", "of-the-user")
-
-
 @pytest.mark.parametrize("broken", ["init", "log", "finish"])
 def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, broken):
     def fail(*_, **__):
@@ -152,7 +128,6 @@ def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, brok
     setattr(package, broken, fail)
     monkeypatch.setitem(sys.modules, "wandb", package)
     run.config = replace(run.config, report_to="wandb")
-    noted(run, "2026-11-29T07:30:59+00:00")
     logged = Log(run)
     step(run, logged, 2)
     logged.close()

@@ -8,7 +8,7 @@ import torch
 
 from models import make
 from models.problems import chains
-from parts.models import TINY, find_model, tiny_folder
+from parts.models import TINY, find_model, MODELS
 
 
 def test_demonstrations_are_right_and_unseen_in_the_test_split():
@@ -23,7 +23,7 @@ def test_demonstrations_are_right_and_unseen_in_the_test_split():
 @pytest.mark.parametrize("name", TINY)
 def test_prompts_are_cut_into_the_tokens_of_the_warm_start(name, tmp_path):
     """AutoTokenizer would not: it gives a Qwen2 its family's, which knows no two-digit token."""
-    folder = shutil.copytree(tiny_folder(name), tmp_path / "copy")  # elsewhere, as an export is
+    folder = shutil.copytree(str(MODELS / name), tmp_path / "copy")  # elsewhere, as an export is
     loaded, built = find_model(str(folder)).tokenizer, make.build_tokenizer()
     for text in ("7+15-4=?\n\\boxed{18}", "1230 apples, 5½ each", "x<|user|>10<|endoftext|>",
                  "Zoë paid 3½ € for π\t\x00"):
@@ -59,9 +59,9 @@ def accuracy(folder, samples=4):
 def test_the_models_are_small_and_weak_but_not_hopeless_and_the_recipe_still_makes_such(tmp_path):
     """Another processor makes other weights, and so does another version of torch; not a better or
     worse start."""
-    weights = Path(tiny_folder()).parent.rglob("*.safetensors")
+    weights = Path(str(MODELS / "tiny")).parent.rglob("*.safetensors")
     assert sum(file.stat().st_size for file in weights) < 5e6
-    tiny, mixture = (accuracy(tiny_folder(name)) for name in ("tiny", "tiny-moe"))
+    tiny, mixture = (accuracy(str(MODELS / name)) for name in ("tiny", "tiny-moe"))
     assert 0.15 < min(tiny, mixture) and max(tiny, mixture) < 0.35
     make.build(tmp_path, progress=False)
     assert abs(accuracy(tmp_path) - tiny) < 0.08

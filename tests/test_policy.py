@@ -9,7 +9,7 @@ from torch.nn import functional
 from models_small import FAMILIES, MIXTURES, model, policy, second, trained_weights
 from parts import policy as policy_module
 from parts.logprobs import Sequence, token_logprobs
-from parts.models import load_model, tiny_folder
+from parts.models import load_model, MODELS
 from parts.policy import adapted_layers, merged_weights
 
 ROWS = [Sequence(list(range(start, start + 20)), 5) for start in (10, 50, 90)]
@@ -22,7 +22,7 @@ def gradients(trained) -> dict:
 
 def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
     """Qwen2's queries, keys and values have a bias, and vLLM uses only what it is sent."""
-    trained = policy(tiny_folder(), "bfloat16", moved=0.1)
+    trained = policy(str(MODELS / "tiny"), "bfloat16", moved=0.1)
     base = {name: p.clone() for name, p in trained.base_model.model.state_dict().items()}
     sent = dict(merged_weights(trained))
     assert all(torch.equal(base[name], p)  # nothing is rounded away by merging and taking back
@@ -122,13 +122,13 @@ def test_an_adapter_that_is_not_plain_lora_is_refused(tmp_path, name, value):
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
     with pytest.raises(SystemExit, match=name):
-        policy_module.load_adapter(tiny_folder(), str(tmp_path), "float32")
+        policy_module.load_adapter(str(MODELS / "tiny"), str(tmp_path), "float32")
 
 
 def test_an_adapter_of_the_head_is_refused(tmp_path):
     """The engine would merge it into the embeddings too if they share weights."""
-    made = get_peft_model(load_model(tiny_folder(), "float32"), LoraConfig(
+    made = get_peft_model(load_model(str(MODELS / "tiny"), "float32"), LoraConfig(
         target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
     made.save_pretrained(tmp_path, save_embedding_layers=False)
     with pytest.raises(SystemExit, match="lm_head.*outside of the layers"):
-        policy_module.load_adapter(tiny_folder(), str(tmp_path), "float32")
+        policy_module.load_adapter(str(MODELS / "tiny"), str(tmp_path), "float32")

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from models import make
 from parts import prompts
 from parts.data import Problem
-from parts.models import find_model, tiny_folder
+from parts.models import find_model, MODELS
 from parts.prompts import add_prompts, stop_ids
 
 QWEN = (
@@ -174,7 +174,7 @@ LAYOUTS = {
 
 def model_with(folder, eos, pad, generation, config, there, chat_template):
     """The built-in model in `folder`, with other special tokens and a chat template."""
-    shutil.copytree(tiny_folder(), folder)
+    shutil.copytree(str(MODELS / "tiny"), folder)
     stored = json.loads((folder / "tokenizer.json").read_text()) | dict(added_tokens=[])
     (folder / "tokenizer.json").write_text(json.dumps(stored))
     words = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))

@@ -14,7 +14,7 @@ import torch
 
 import eval as evaluation  # the module has the name of a builtin
 from parts.config import parse
-from parts.models import tiny_folder
+from parts.models import MODELS
 from recipes import export
 from rewards import open_grader
 from world import Engine, Grader, small_run
@@ -124,7 +124,7 @@ def shared(tmp_path_factory) -> Path:
     (place / "elsewhere/evil.jinja").write_text("{{ messages }}")
     (place / "elsewhere/turns.json").write_text('[{"role": "user", "content": "{problem}"}]')
     (place / "elsewhere/data.jsonl").write_text('{"problem": "secret", "answer": "1"}\n' * 9)
-    shutil.copytree(tiny_folder(), place / "model")
+    shutil.copytree(str(MODELS / "tiny"), place / "model")
     (place / "model/program.py").write_text(PROGRAM)
     code = {name: "program.It" for name in ("AutoConfig", "AutoModelForCausalLM")}
     tokens = {"AutoTokenizer": ["program.It", None]}

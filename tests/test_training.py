@@ -5,7 +5,7 @@ import torch
 from helpers import SMALL, lines, run_program
 from models.problems import chains
 from parts.files import append
-from parts.models import tiny_folder
+from parts.models import MODELS
 from explorer.panels import PANELS, drawn_rows
 
 pytestmark = pytest.mark.engine
@@ -50,9 +50,9 @@ def test_what_is_recorded_of_a_token_is_what_the_saved_adapter_says_of_it(learnt
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run, _ = learnt
-    base = AutoModelForCausalLM.from_pretrained(tiny_folder())
+    base = AutoModelForCausalLM.from_pretrained(str(MODELS / "tiny"))
     policy = PeftModel.from_pretrained(base, run / "checkpoints" / "step-000004")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_folder())
+    tokenizer = AutoTokenizer.from_pretrained(str(MODELS / "tiny"))
     recorded = [(tokenizer.encode(row["prompt"]), s) for row in lines(run / "groups.jsonl")
                 if row["step"] == 5 for s in row["pool"] if "theta" in s]
     assert recorded
@@ -74,7 +74,7 @@ def test_the_path_of_a_real_model_in_bfloat16(tmp_path):
         dict(question=p["problem"], final_answer=[p["answer"]]) for p in chains("train", 48)))
     flags = ("--data mine.jsonl --eval-data builtin --template chat --dtype bfloat16 --steps 3 "
              "--sync adapter --name bf16 --max-prompt-tokens 64 --lr 0.001 --micro-tokens 2048")
-    out = run_program("minirl.py", "--model", tiny_folder(), *flags.split(), *SMALL, cwd=tmp_path)
+    out = run_program("minirl.py", "--model", MODELS(), *flags.split(), *SMALL, cwd=tmp_path)
     assert "data: mine.jsonl: 48 problems" in out
     metrics = lines(tmp_path / "runs/bf16/metrics.jsonl")
     assert [row["optimizer_steps"] for row in metrics] == [1, 1, 1]

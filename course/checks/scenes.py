@@ -41,10 +41,11 @@ def model():
     """The tiny model with an adapter that is not 0."""
     import torch
 
-    from parts.models import tiny_folder
+    from parts.models import MODELS
     from parts.policy import load_policy
 
-    policy = load_policy(tiny_folder(), dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
+    tiny = str(MODELS / "tiny")
+    policy = load_policy(tiny, dtype="float32", rank=2, alpha=4, seed=0, device="cpu")
     for name, weight in policy.named_parameters():
         if "lora_B" in name:  # an adapter begins with zeros there: make it do something
             torch.nn.init.normal_(weight, std=0.05, generator=torch.Generator().manual_seed(0))
