@@ -26,8 +26,8 @@ from typing import Annotated
 import tyro
 
 from parts.config import (NO_NONE, Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
-                          common_effects, in_one_sentence, peek, preset, require_effect,
-                          require_named, with_home)
+                          common_effects, in_one_sentence, preset, require_effect, require_named,
+                          with_home)
 from parts.data import HELD_OUT, Problem, check_golds, digest, fingerprint, load_problems
 from parts.evaluation import compare, draw_samples, in_order, means_Q, report_all, say_lost
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
@@ -80,11 +80,11 @@ def parse(argv: list[str] | None = None) -> Flags:
     """
     argv = with_home(argv)
     with in_one_sentence("eval.py"):
-        adapter = peek(argv, "adapter")
-        adapter = find_adapter(adapter) if adapter else ""
-        usual = as_in_its_run(adapter, argv)
-        flags = tyro.cli(Flags, args=argv, prog="eval.py", default=Flags(**usual), config=NO_NONE,
+        given = tyro.cli(Flags, args=argv, prog="eval.py", config=NO_NONE,
                          description="avg@k and pass@k with 95 % intervals")
+        adapter = find_adapter(given.adapter) if given.adapter else ""
+        usual = as_in_its_run(adapter, given)
+        flags = tyro.cli(Flags, args=argv, default=Flags(**usual), config=NO_NONE)
         flags = replace(flags, adapter=adapter)  # of a run its last checkpoint
         check(flags, vars(Flags()) | usual)
     require_function(flags.reward)
@@ -102,15 +102,15 @@ def check(c: Flags, usual: dict) -> None:
         raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
 
 
-def as_in_its_run(adapter: str, argv: list[str]) -> dict:
+def as_in_its_run(adapter: str, given: Flags) -> dict:
     """The defaults of an evaluation from the run of its adapter: only names and numbers."""
     run = settings(run_of(adapter))
     if not run:
         return {}
-    require_named(run, argv)
+    require_named(run, given)
     names = "model template max_prompt_tokens max_tokens stop temperature".split()
     usual = {name: run[name] for name in names}
-    if not peek(argv, "data"):
+    if not given.data:
         usual |= dict(data=HELD_OUT, k=run["eval_k"])
     print(f"unless a flag is given, model and settings are those of the run: {listed(usual)}")
     return usual

@@ -3,7 +3,6 @@
 `parse` turns the command line into a Config before torch is imported. `settle` then fills in the
 defaults that depend on the model (PRESETS) and on the machine. Nothing changes a Config afterwards.
 """
-import argparse
 import contextlib
 import os
 import re
@@ -209,17 +208,17 @@ def parse(argv: list[str] | None = None) -> Config:
     """
     argv = with_home(argv)
     with in_one_sentence("minirl.py"):
-        name, resumed = peek(argv, "name"), "--resume" in argv
-        if resumed and not name:
-            raise ValueError("--resume needs the --name of the run")
-        stored = settings(Path("runs", name)) if resumed else {}
-        if stored and stored.keys() != vars(Config()).keys():
-            raise ValueError(f"another version has started run {name}: resume it with that "
-                             "version, or choose another --name")
-        require_named(stored, argv)
-        config = tyro.cli(
-            Config, args=argv, prog="minirl.py", default=Config(**stored), config=NO_NONE,
+        given = tyro.cli(
+            Config, args=argv, prog="minirl.py", config=NO_NONE,
             description="MiniRL with Reinforce-Ada sampling. Without flags: the tiny model")
+        if given.resume and not given.name:
+            raise ValueError("--resume needs the --name of the run")
+        stored = settings(Path("runs", given.name)) if given.resume else {}
+        if stored and stored.keys() != vars(given).keys():
+            raise ValueError(f"another version has started run {given.name}: resume it with that "
+                             "version, or choose another --name")
+        require_named(stored, given)
+        config = tyro.cli(Config, args=argv, default=Config(**stored), config=NO_NONE)
         require_unchanged(config, stored)
         resolve_model(config.model)  # ends here if there is no such model
         config = replace(config, name=name_of(config))
@@ -242,13 +241,6 @@ def parse_before_torch() -> Config:
     return config
 
 
-def peek(argv: list[str], name: str):
-    """The value of one flag of the command line, before all of them are parsed; None if absent."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(f"--{name}")
-    return getattr(parser.parse_known_args(argv)[0], name)
-
-
 def with_home(argv: list[str] | None) -> list[str]:
     """The flags, with the user's folder for each ~. A shell leaves it in --data=~/a.csv,~/b.csv."""
     home = os.path.expanduser("~/")
@@ -266,10 +258,10 @@ def in_one_sentence(prog: str):
         raise SystemExit(2) from None
 
 
-def require_named(stored: dict, argv: list[str]) -> None:
+def require_named(stored: dict, given: CommonFlags) -> None:
     """Raises ValueError if only the folder of a run, which may be shared, names a file to open."""
     for flag, built_in in dict(reward=[""], template=TEMPLATES).items():
-        if stored and stored[flag] not in built_in and peek(argv, flag) is None:
+        if stored and stored[flag] not in built_in and not getattr(given, flag):
             raise ValueError(f"no file that a run names is opened, and this one names --{flag} "
                              f"{shown(stored[flag])}: give this flag again")
 
