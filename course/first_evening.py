@@ -115,13 +115,12 @@ for step in range(1, STEPS + 1):
 
 print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=False)[0])!r}")
 
-# The right answers of this table are on an earlier held-out set; as it is, now 41 %.
-# Change one line, predict, run again. With seed 0, after 20 steps:      right   without gradient
-#   as it is                                                             48 %     8 %
-#   baseline = 0: wrong answers teach nothing                            51 %    62 %
-#   baseline = the mean of the kept: +-1/2 for two right, two wrong      52 %     8 %
-#   N = 1: no second round                                               43 %    50 %
-#   no len(kept) in the loss: AdamW divides it out, but the norm is cut  46 %     8 %
+# Change one line, predict, run again. With seed 0:            right after 20 steps   without gradient
+#   as it is                                                             41 %          4 %
+#   baseline = 0: wrong answers teach nothing                            53 %         54 %
+#   baseline = the mean of the kept: +-1/2 for two right, two wrong      43 %          5 %
+#   N = 1: no second round                                               39 %         23 %
+#   no len(kept) in the loss: AdamW divides it out, but the norm is cut  42 %          4 %
 # 100 answers cannot distinguish these accuracies, but the shares without gradient differ.
 
 # What is missing here                                 and where it is

@@ -2,6 +2,7 @@
 import contextlib
 import importlib
 import math
+import os
 import signal
 import sys
 import time
@@ -83,8 +84,9 @@ class Log:
         """Print the change in accuracy and the next commands."""
         self.bar.close()
         show_gain(self.folder, self.run.state["step"], self.config.reward)
-        print(f"adapter: {self.folder / 'checkpoints'}; next: python explore.py {self.folder}\n"
-              f"      continue it with  python minirl.py --name {self.config.name} "
+        print(f"adapter: {self.folder / 'checkpoints'}; next: "
+              f"{python()} explore.py {self.folder}\n"
+              f"      continue it with  {python()} minirl.py --name {self.config.name} "
               f"--resume --steps {max(200, 2 * self.run.state['step'])}")
         self.track("finish")
 
@@ -154,6 +156,12 @@ def show_example(before: list[dict], after: list[dict]) -> None:
     for when, row in (("before:", then), ("after: ", now)):
         on_one_line = row["text"].replace("\n", "  ")
         print(f"  {when} {shown(on_one_line)}  ({row['status']})")
+
+
+def python() -> str:
+    """`python`, or the path of this Python if its environment is not active."""
+    here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
+    return os.path.relpath(sys.executable) if here else "python"
 
 
 @contextlib.contextmanager
