@@ -115,7 +115,7 @@ for step in range(1, STEPS + 1):
 
 print(f"{example['problem']}  after: {tokenizer.decode(draw(example, 1, luck=False)[0])!r}")
 
-# Change one line, predict, run again. With seed 0:            right after 20 steps   without gradient
+# Change one line, predict, run again. With seed 0, of 20 steps:         right   without gradient
 #   as it is                                                             41 %          4 %
 #   baseline = 0: wrong answers teach nothing                            53 %         54 %
 #   baseline = the mean of the kept: +-1/2 for two right, two wrong      43 %          5 %
