@@ -306,6 +306,7 @@ def three_visits(cfg):
 @pytest.mark.parametrize("setting", [f.name for f in fields(SamplerConfig)][1:])
 def test_a_setting_changes_something_exactly_if_the_sampler_reads_it(rule, setting):
     cfg = config(rule, **{setting: CHANGED[setting]})
+    assert ("drop_unresolved" in unread(cfg)) == (rule not in ("ada-pos", "ada-balance"))
     if (rule, setting) != ("ada-est", "weighting"):  # the test above refuses both together
         changed = three_visits(cfg) != three_visits(config(rule))
         assert changed == (setting not in unread(cfg))

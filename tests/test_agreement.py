@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from engines import gap, rows_of, serve, smollm
-from models_small import (DENSE, FAMILIES, model_folder, move, plain_logprobs, policy,
-                          second)
+from models_small import DENSE, FAMILIES, model_folder, move, plain_logprobs, policy, second
 from models.problems import chains
 from parts import models
 from parts.engine import seed_all

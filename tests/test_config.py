@@ -10,7 +10,7 @@ from helpers import ROOT
 from parts import config as config_module
 from parts.config import PRESETS, Config, bounds_of, check, check_numbers, name_of
 from parts.models import SMOLLM
-from world import settled
+from world import CPU, known_model, settled
 
 
 @pytest.mark.parametrize("settings", [
@@ -83,9 +83,6 @@ def test_flags_go_before_what_a_small_model_has(tmp_path):
     assert {settled(model=SMOLLM, sampler=rule).M for rule in ("gvm", "ada-pos", "uniform")} == {8}
     elsewhere = settled(model=SMOLLM, data="mine.jsonl")
     assert (elsewhere.eval_data, elsewhere.max_tokens) == ("held-out", 160)
-
-
-def test_a_flag_that_is_0_or_off_is_given_and_not_replaced_by_a_default():
     off = dict(clip=False, eval_every=0, warmup_steps=0, weight_cap=0.0, eval_first=False)
     assert off.items() <= vars(settled(model=SMOLLM, mini_batches=2, **off)).items()
 
@@ -93,6 +90,8 @@ def test_a_flag_that_is_0_or_off_is_given_and_not_replaced_by_a_default():
 def test_a_reward_of_ones_own_gets_the_bare_problem():
     for model in (SMOLLM, "Qwen2.5-Math-1.5B"):
         assert settled(model=model, reward="mine.py:score").template == "chat"
+        flags = evaluation.Flags(model=model, reward="mine.py:score")
+        assert evaluation.settle(flags, CPU, known_model(model)).template == "chat"
 
 
 def test_what_a_mixture_of_experts_replays():

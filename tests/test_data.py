@@ -64,9 +64,9 @@ ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
     ("break.jsonl", "\n".join(json.dumps(row | dict(note="a\u2028b"), ensure_ascii=False)
                               for row in ROWS)),  # a line's end for Python, not for JSON
     ("mark.csv", "\ufeffanswer,problem\r\n1,p\r\n2,q"), ("Table.CSV", "Problem,Answer\np,1\nq,2"),
-    ("pandas.csv", ",problem,answer\n0,p,1\n1,q,2\n2,r,\n3,,4\n")])  # row numbers are no golds
+    ("pandas.csv", ",problem,answer\n0,p,1\n1,r,\n2,,4\n3,q,2\n4,s,5\n")])  # numbers are no golds
 def test_files_of_text(tmp_path, name, content):
-    assert loaded(tmp_path / name, content) == [("p", "1"), ("q", "2")]
+    assert loaded(tmp_path / name, content, limit=2) == [("p", "1"), ("q", "2")]
 
 
 @pytest.mark.parametrize("name, content, words", [
@@ -95,12 +95,6 @@ def test_named_columns_win_also_nested():
         problem = data.problem_of(row, "s/train/0", "s", columns)
         assert (problem.problem, problem.answer) == ("yes", "3")
     assert data.problem_of(row, "s/train/0", "s", "gone,meta.gone").problem == ""
-
-
-def test_of_several_turns_the_last_one_of_the_user_is_the_problem():
-    turns = [dict(role=role, content=text) for role, text in (
-        ("user", "1+1=?"), ("assistant", "2"), ("user", "And 2+2?"), ("assistant", ""))]
-    assert data.problem_text(turns) == "And 2+2?"
 
 
 def test_a_worked_solution_without_a_box_is_no_gold():

@@ -39,7 +39,7 @@ def sample(text="\\boxed{7}", **more):
 
 
 def group(step, place=0, pool=(sample(), sample("no"))):
-    return dict(step=step, place=place, prompt="<|user|>3+4=?", outcome="resolved", pool=[*pool])
+    return dict(step=step, place=place, prompt=f"<|user|>+{step}", outcome="resolved", pool=[*pool])
 
 
 def make(folder, groups=(), name="four", **changes):
@@ -89,13 +89,14 @@ def test_the_page_has_all_that_was_logged(tmp_path, name):
 
 def test_two_runs_are_in_one_page_and_told_apart(tmp_path):
     """It says where their curves mean other things. Another size is for both."""
-    rows = [group(1)]
+    rows = [group(step, place) for step in (1, 2, 3, 4) for place in (0, 1)]
     one, other = (make(tmp_path / place / "demo", rows, reward=reward)
                   for place, reward in zip("ab", ("a.py:f", "")))
-    data = page_of(one, against=str(other), n=2, M=6, N=1)
+    data = page_of(one, against=str(other), n=2, M=6, N=1, steps=(2, 3), groups=1)
     assert [run["name"] for run in data["runs"]] == [str(one), str(other)]  # as they were typed
     for each in data["runs"]:
-        assert each["what_if"]["sizes"] == dict(n=2, M=6, N=1)
+        assert [(g["place"], g["question"]) for g in each["groups"]] == [(0, "+2"), (0, "+3")]
+        assert each["what_if"]["sizes"] == dict(n=2, M=6, N=1) and each["rule"]["round_size"] == 8
         rules = set(each["groups"][0]["what_if"])  # a round of M needs 6 draws
         assert {"uniform", "dapo"} <= rules and not {"ada-pos", "ada-balance"} & rules
     (note,) = data["notes"]

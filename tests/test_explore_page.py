@@ -113,6 +113,7 @@ def test_from_the_curves_to_the_formula_of_a_token(browse):
     box, across = curve.bounding_box(), (40 + 10 / 12 * (560 - 48)) / 560  # to step 10
     on("prompts", curve, position=dict(x=box["width"] * across, y=box["height"] / 2))
     assert page.url.endswith("#/run/0/step/10")
+    assert page.locator(".row").first.get_attribute("data-place") == "0"  # the first of the batch
     on("prompt", page.locator(".row", has_text="7+2+3=?"))
     group = recorded_group()
     said = page.locator(".baseline").get_attribute("aria-label")
@@ -248,7 +249,7 @@ def test_two_runs_stand_side_by_side(browse):
 
 def test_what_a_failed_update_or_grader_leaves_is_said_where_it_matters(browse):
     """An answer without a verdict is neither right nor wrong."""
-    broken, unjudged = recorded_group(), recorded_group() | dict(step=11)
+    broken, unjudged = recorded_group(), recorded_group() | dict(step=11, outcome="too few wrong")
     broken["pool"][5]["theta"] = [None] * 16
     unjudged["pool"][3] |= dict(reward=None, status="raised")
     page = browse(f"{PROMPT}/sample/5/token/3", data=dict(runs=[run_of([broken, unjudged])]))
@@ -256,11 +257,12 @@ def test_what_a_failed_update_or_grader_leaves_is_said_where_it_matters(browse):
     go(page, "#/run/0/all?only=failed")
     settle(page)
     (row,) = page.locator(".row").all_inner_texts()
-    assert "step 11" in row and "12 of 16 right" in row and "no verdict on 1" in row
+    assert all(x in row for x in ("step 11", "12 of 16 right", "pool 0.8 ", "no verdict on 1"))
     go(page, "#/run/0/step/11/prompt/9/sample/3")
     assert "the grader gave no verdict on it" in page.inner_text("#untrained")
     go(page, "#/run/0/step/11/prompt/9")
-    assert "16 answers: 12 right, 3 wrong, 1 without a verdict" in page.inner_text("#timeline")
+    assert ("16 answers: 12 right, 3 wrong, 1 without a verdict, unresolved: too few wrong answers"
+            in page.inner_text("#timeline"))
 
 
 def test_each_view_of_the_gallery_says_what_its_guide_quotes(browse):

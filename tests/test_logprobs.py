@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models_small import LargestTensor, plain_logprobs, policy
-from parts.logprobs import (ChunkedLogprobs, Head, Sequence, gvm_grad_norms,
-                            head_gradient_norm, micro_batches, shared_tokens, token_logprobs,
-                            tokens_at_once)
+from parts.logprobs import (ChunkedLogprobs, Head, Sequence, gvm_grad_norms, head_gradient_norm,
+                            micro_batches, shared_tokens, token_logprobs, tokens_at_once)
 
 
 def example(tokens=37, hidden=16, vocabulary=101, dtype=torch.float32, cap=None):

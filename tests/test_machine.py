@@ -6,6 +6,7 @@ import torch
 
 from models_small import policy
 from parts import machine
+from parts.engine import configure_vllm
 from parts.logprobs import Sequence, token_logprobs
 from parts.machine import GB
 from world import CPU, known_model, settled
@@ -21,9 +22,9 @@ def test_the_settings_of_a_run_follow_the_card(monkeypatch, card, flags, setting
         found = SimpleNamespace(name="card", major=card[0], total_memory=card[1] * GB)
         monkeypatch.setattr(machine, "card", lambda: found)
     here = machine.this_machine()
-    config = settled(here, model="Qwen2.5-Math-1.5B" if card else "tiny", **flags)
+    config = settled(here, model="Qwen2.5-0.5B" if card else "tiny", **flags)
     assert settings == (config.dtype, config.sync, config.micro_tokens)
-    assert config.rollout_dtype == config.dtype
+    assert config.rollout_dtype == config.dtype and config.max_tokens == (3000 if card else 64)
 
 
 @pytest.mark.parametrize("line, group, limit, used, files", [
@@ -47,16 +48,18 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
     (6.61, dict(cache="2"), (620, 680)), (5.71, dict(engine_sequences=512), (620, 680)),
     (5.22, dict(rollout_dtype="bfloat16"), (620, 680)), (16, dict(micro_tokens=3000), (3000, 3000)),
     (16, dict(cache="30"), "33.2 GiB, but 14.4 .* 30.0 for the engine's cache .VLLM_CPU_KV"),
+    (16, dict(cache="0"), "must be a whole number from 1, not '0'"),
     (16, dict(engine_sequences=20_000), " 14.6 for its logits .--engine-sequences")])
 def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short(
         monkeypatch, free, flags, tokens):
     def per_pass(cache="1", **flags):
         monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", cache)
+        configure_vllm(on_cpu=True)  # which leaves what the user has set
         here = CPU._replace(memory=free * GB)
         return settled(here, **dict(model="SmolLM2-135M-Instruct") | flags).micro_tokens
 
     if isinstance(tokens, str):
-        with pytest.raises(SystemExit, match=tokens):
+        with pytest.raises((SystemExit, ValueError), match=tokens):
             per_pass(**flags)
     else:
         assert tokens[0] <= per_pass(**flags) <= tokens[1]

@@ -151,7 +151,8 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
         assert [(s["text"], s["length"]) for s in row["pool"]] == [
             (s.rollout.text, len(s.rollout.token_ids)) for s in group.pool]
         submits = [s["submit"] for s in row["pool"]]
-        assert submits == sorted(submits) and all(s["submit"] < s["finish"] for s in row["pool"])
+        assert submits == sorted(submits) and len({*submits}) == row["pool"][-1]["round"] + 1
+        assert all(s["submit"] < s["finish"] for s in row["pool"])
     for s in trained(rows):
         names = ("ids", "tokens", "mu", "theta", "old", "mask", "weight", "entropy", "agrees")
         assert {len(s[name]) for name in names if name in s} == {s["length"]}
@@ -203,7 +204,7 @@ def test_answers_without_a_verdict_are_reported(capsys, status, failed, warned):
     statuses = [status] * failed + ["wrong"] * (100 - failed)
     pool = [Sample(i, 0, rollout, 0, status, False, "why") for i, status in enumerate(statuses)]
     groups = [Group(0, SimpleNamespace(answer="12\x1b[2J"), pool, outcome="resolved")]
-    warn(summarize(groups) | dict(step=2, loss=0.5), groups, None)
+    warn(summarize(groups) | dict(step=2, loss=0.5, weight_ess=0.9), groups, None)
     said = capsys.readouterr().out
     assert all(line.isprintable() for line in said.splitlines())
     assert ("3 of 100 answers got no verdict" in said) == warned == bool(said)

@@ -72,12 +72,12 @@ def test_a_gradient_that_is_infinite_changes_no_weight():
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
     """Rollouts follow the global state, the split into mini-batches the `rng` of the step."""
     drawn = []
-    for seed, step in ((0, 1), (0, 2), (0, 1), (1, 1)):
+    for seed, step in ((1, 12), (11, 2), (1, 12), (11, 12)):
         run = ready(seed=seed, sampler="uniform")
         torch.manual_seed(len(drawn))  # whatever has happened before
         groups, _ = minirl.train_step(step, run)
         drawn.append([s.rollout.token_ids for g in groups for s in g.pool])
-    assert drawn[0] == drawn[2] and drawn[0] != drawn[1] and drawn[0] != drawn[3]
+    assert drawn[0] == drawn[2] and drawn[0] != drawn[1] and drawn[3] not in drawn[:2]
 
 
 def test_what_a_step_has_learnt_of_pass_rates_is_known_in_the_next():
@@ -123,10 +123,10 @@ def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
     run, asked = ready(steps=7, temperature=2.0, seed=3), []
     run.held_out, run.state["step"] = [], 7
     monkeypatch.setattr(minirl, "evaluate", lambda *_, **how: asked.append(how) or [])
-    monkeypatch.setattr(minirl, "draw_run", lambda folder: None)
+    monkeypatch.setattr(minirl, "draw_run", run.events.append)
     minirl.evaluate_if_due(run, SimpleNamespace(evaluated=None, evaluation=lambda rows: None))
     assert asked == [dict(temperature=2.0, seed="3/7")]
-    assert run.events == ["clear"]  # a resumed run has an empty cache
+    assert run.events == ["clear", run.folder]  # a resumed run has an empty cache
 
 
 @pytest.mark.parametrize("first, every, wanted", [
@@ -136,7 +136,9 @@ def test_a_run_has_the_evaluations_and_the_adapter_of_its_flags(tmp_path, first,
     run = small_run(tmp_path, steps=3, **flags)
     small_run(tmp_path, steps=4, resume=True, **flags)  # the last evaluation is not repeated
     assert [row["step"] for row in lines(run / "eval.jsonl")] == [*wanted, 4]
-    assert [row["step"] for row in lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    stepped = lines(run / "metrics.jsonl")
+    assert [row["step"] for row in stepped] == [1, 2, 3, 4]
+    assert stepped[-1]["samples_total"] == sum(row["samples"] for row in stepped)
     adapter = json.loads((run / "checkpoints/step-000004/adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"]) == (4, 12)
 

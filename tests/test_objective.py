@@ -9,8 +9,7 @@ import torch
 
 import minirl
 from minirl import Row, objective
-from models_small import (gradients_of, plain_logprobs, policy, random_groups, tiny_policy,
-                          update)
+from models_small import gradients_of, plain_logprobs, policy, random_groups, tiny_policy, update
 from parts import logprobs
 from parts.config import OBJECTIVES, Config
 from parts.logprobs import Sequence

@@ -71,7 +71,7 @@ def test_a_reward_is_a_number_or_the_sum_of_named_ones_and_those_above_the_thres
 
 @pytest.mark.parametrize("completion, status, why", [
     *((odd, "no_number", f"it returned {odd}; see docs/rewards.md") for odd in (
-        "None", "'0.5'", "[1.0]", "1000001.0", "1j", "{}", "{'a': None}", "{'a': '1'}",
+        "None", "'0.5'", "[1.0]", "-1000001.0", "1j", "{}", "{'a': None}", "{'a': '1'}",
         "{'a': {'b': 1}}", "{'a': 1000001.0, 'b': -1.0}", "{'a': 1000000.0, 'b': 1}")),
     ("float('nan')", "no_number", "nan"), ("10**400", "no_number", "1000"),
     ("dict.fromkeys('abcdefgh', 0)", "no_number", "it returned {"),

@@ -1,4 +1,5 @@
 """Curves are those of the log, and no picture ends a training."""
+import math
 import os
 import subprocess
 import sys
@@ -27,27 +28,21 @@ def test_no_backend_of_a_notebook_ends_a_training(tmp_path):
     assert (run / "curves.png").stat().st_size > 10_000
 
 
-def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys, monkeypatch):
-    """The old picture stays."""
+@pytest.mark.parametrize("spoil, why", [
+    (lambda config, _: config.write_text("{"), "config.json cannot be read"),  # an editor saves it
+    (lambda config, _: config.unlink(), "no folder of a run"),
+    (lambda config, _: config.write_text('{"config": 1}'), "'int' object"),
+    (lambda _, patch: patch.setattr(Figure, "savefig", lambda _, file, **how: (
+        file.write_bytes(b"half") / 0)), "ZeroDivisionError")])
+def test_a_picture_that_cannot_be_drawn_is_one_line(tmp_path, capsys, monkeypatch, spoil, why):
+    """The old picture stays, and of the new one nothing."""
     picture = make(tmp_path / "run") / "curves.png"
     picture.write_bytes(b"old")
-    monkeypatch.setattr(panels, "smooth", lambda values: 1 / 0)
+    spoil(picture.with_name("config.json"), monkeypatch)
     panels.draw_run(picture.parent)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("curves.png was not drawn: ") and picture.read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("spoil, why", [
-    (lambda config: config.write_text("{"), "config.json cannot be read"),  # as an editor saves it
-    (lambda config: config.unlink(), "no folder of a run"),
-    (lambda config: config.write_text('{"config": 1}'), "'int' object")])
-def test_a_config_that_was_changed_while_a_run_is_going_on_costs_its_picture_only(
-        tmp_path, capsys, spoil, why):
-    run = make(tmp_path / "run")
-    spoil(run / "config.json")
-    panels.draw_run(run)
-    (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("curves.png was not drawn: ") and why in line
+    assert picture.read_bytes() == b"old" and not [*picture.parent.glob(".*")]
 
 
 def test_every_panel_is_explained_under_its_title():
@@ -57,28 +52,28 @@ def test_every_panel_is_explained_under_its_title():
 
 @pytest.mark.parametrize("status", NO_VERDICT)
 def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path, status):
-    append(tmp_path / "log", dict(step=3, verdicts={status: 60, "no_box": 20, "wrong": 20}))
+    """What was not finite is passed over."""
+    row = dict(step=3, loss=math.nan, data="d", verdicts={status: 60, "no_box": 20, "wrong": 20})
+    append(tmp_path / "log", row)
     assert panels.drawn_rows(tmp_path / "log") == [
-        dict(step=3, share_no_box=0.2, share_no_verdict=0.6)]
-
-
-def test_what_was_not_finite_is_passed_over(tmp_path):
-    append(tmp_path / "log", dict(step=1, loss=float("nan"), samples=4), dict(step=2, data="d"))
-    assert panels.drawn_rows(tmp_path / "log") == [dict(step=1, samples=4), dict(step=2, data="d")]
+        dict(step=3, data="d", share_no_box=0.2, share_no_verdict=0.6)]
 
 
 def test_a_curve_has_its_moving_mean_and_on_a_log_scale_the_sizes():
-    """The mean of equal values is this value, at both ends, too."""
+    """The mean of equal values is this value, at both ends, too. Short runs have none."""
+    assert [*map(panels.smoothing_reach, (12, 13, 40, 41))] == [0, 2, 2, 3]
     ax = Figure().subplots()
     rows = [dict(step=i, kl_k1=(-1) ** i * 2.0) for i in range(40)]
     panels.draw_lines(ax, rows, dict(kl_k1="|k1|"), log_scale=True)
     assert [line.get_ydata() for line in ax.lines] == [pytest.approx([2.0] * 40)] * 2
 
 
-@pytest.mark.parametrize("parts, kinds", [("a", []), ("ab", ["parts"])])
-def test_parts_of_a_reward_have_a_panel_if_there_are_several(parts, kinds):
-    run = dict(metrics=[{"step": 1} | {f"reward/{part}": 1.0 for part in parts}], evals=[])
-    assert [kind for kind, *_ in panels.panels_of([run])] == kinds
+@pytest.mark.parametrize("row, kinds", [
+    ({"reward/a": 1.0}, []), ({"reward/a": 1.0, "reward/b": 0.0}, ["parts"]),
+    (dict(clipped_negative=0.0), []), (dict(clipped_negative=0.1), ["off-policy"])])
+def test_a_panel_is_there_if_it_shows_something_of_one_run(row, kinds):
+    runs = [dict(metrics=[row], evals=[]), dict(metrics=[], evals=[dict(avg=0.5)])]
+    assert [kind for kind, *_ in panels.panels_of(runs)] == ["accuracy", *kinds]
 
 
 def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend():

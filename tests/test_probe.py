@@ -83,8 +83,6 @@ def judged(sound: bool):
     return contextlib.nullcontext() if sound else pytest.raises(SystemExit, match="disagree")
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how, noise, bounds", [
     ("layer 0", 0.01, HALF), ("layer 2", 1e-6, EXACT), ("half of the change", 0.04, EIGHT)])
@@ -131,6 +129,7 @@ def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling(bo
     torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
     with judged(False):
         probed(engine, policy, EXACT, lengths)
+    assert tolerances("float32", "bfloat16", "auto", mixture=False) == HALF
 
 
 def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_one():

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from models.problems import (
-    BUILTIN, KINDS, OPERATIONS, TOP, chains, words)
+from models.problems import BUILTIN, KINDS, OPERATIONS, TOP, chains, words
 
 SIGNS = {"add": "a+b", "subtract": "a-b", "compare": "a-b", "multiply": "a*b", "divide": "a//b",
          "two steps": "a+b-c", "times and more": "a*b+c"}  # of the numbers in the order of the text

@@ -188,7 +188,7 @@ def test_ratios_under_each_replay(replay, monkeypatch):
 def rollouts_as_rows(engine, dropping: bool = False, count: int = 12):
     """dropping: twice all running answers are begun anew, as if vLLM's cache were full."""
     rng, steps = random.Random(0), 0
-    prompts = [random_ids(rng.randint(2, 30), seed=i) for i in range(count)]
+    prompts = [random_ids(rng.randint(2, 50), seed=i) for i in range(count)]  # a block has 32
     waiting, found = list(itertools.product(range(count), range(6))), {}
     rng.shuffle(waiting)
     scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler

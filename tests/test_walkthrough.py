@@ -4,17 +4,14 @@ After a change, `jupyter execute --inplace walkthrough.ipynb` stores new results
 """
 import json
 import re
-import sys
 
 import pytest
 
 from helpers import HANG, ROOT, lines
 
-VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 FILE = ROOT / "walkthrough.ipynb"
 CELLS = json.loads(FILE.read_text())["cells"]
 TEXTS = ["".join(cell["source"]) for cell in CELLS]
-CODE = [text for cell, text in zip(CELLS, TEXTS) if cell["cell_type"] == "code"]
 
 
 def printed(cells) -> str:
