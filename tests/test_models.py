@@ -34,7 +34,8 @@ def load(name):
 
 def change(folder, **settings):
     config = json.loads((folder / "config.json").read_text()) | settings
-    (folder / "config.json").write_text(json.dumps(config))
+    stated = {name: value for name, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(stated))
 
 
 # ----------------------------------------------------------------------------------------- folders
