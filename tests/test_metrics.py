@@ -204,7 +204,7 @@ def test_answers_without_a_verdict_are_reported(capsys, status, failed, warned):
     statuses = [status] * failed + ["wrong"] * (100 - failed)
     pool = [Sample(i, 0, rollout, 0, status, False, "why") for i, status in enumerate(statuses)]
     groups = [Group(0, SimpleNamespace(answer="12\x1b[2J"), pool, outcome="resolved")]
-    warn(summarize(groups) | dict(step=2, loss=0.5, weight_ess=0.9), groups, None)
+    warn(summarize(groups) | dict(step=2, loss=0.5), groups, None)
     said = capsys.readouterr().out
     assert all(line.isprintable() for line in said.splitlines())
     assert ("3 of 100 answers got no verdict" in said) == warned == bool(said)
