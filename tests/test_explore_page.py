@@ -268,7 +268,7 @@ def test_what_a_failed_update_or_grader_leaves_is_said_where_it_matters(browse):
 def test_each_view_of_the_gallery_says_what_its_guide_quotes(browse):
     docs = ROOT / "docs"
     rows = [line for line in (docs / "runs.md").read_text().splitlines() if "[![" in line]
-    assert len(rows) >= 4
+    assert len(rows) >= 2
     pages = defaultdict(dict)
     for row in rows:
         file, view = re.search(r"\]\((gallery/\w+\.html)(#[^)]+)\)", row).groups()
