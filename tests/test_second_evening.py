@@ -79,7 +79,7 @@ def test_its_gradients_are_those_of_minirl(evening, mini_batches):
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_steps_end_within_the_interval_of_make_demo():
     """Of three runs on each of two processors at step 20 (bench/results/three_seeds.md)."""
     out = run_program(str(FILE), env=dict(OMP_NUM_THREADS=1))
