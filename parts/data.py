@@ -7,6 +7,8 @@ A file is .jsonl, .json (a list), .csv or .parquet. Other names are data sets on
 no code is run. A row's problem and gold are in the first column of PROBLEM_KEYS and ANSWER_KEYS
 that is not empty, or in those of --columns. A printed line per set says what was read and dropped.
 """
+import ast
+import contextlib
 import csv
 import hashlib
 import json
@@ -70,8 +72,8 @@ BROKEN_TEX = re.compile(r"""
 DOLLAR = re.compile(r"(?<!\\)\$")  # that begins or ends a formula
 HTML_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[A-Za-z]{2,}\d*);")
 POWER_OF_TEN = re.compile(r"([-+]?[\d.]+)[eE]([-+]?\d{1,9})")
-# As pandas and numpy write a list to a .csv, for example ['70']. `[0, 1]` is an interval.
-TEXT_OF_A_LIST = re.compile(r"""\[\s*(["'].*["']|np\..*|[-+.\d]+(\s+[-+.\d]+)*)\s*\]""")
+TEXT_OF_A_LIST = re.compile(
+    r"""\[\s*(?: ["'].*["'] | [^\s,]* | [-+.\d]+(\s+[-+.\d]+)+ )\s*\]""", re.DOTALL | re.VERBOSE)
 
 
 @dataclass
@@ -231,6 +233,7 @@ def gold_text(value) -> str:
 
     A number such as 1e+23 becomes 1 \times 10^{23}, because no answer is written so.
     """
+    value = as_list(value) if isinstance(value, str) else value
     if isinstance(value, list):
         return ", ".join(filter(None, map(gold_text, value)))
     if isinstance(value, float):
@@ -239,11 +242,24 @@ def gold_text(value) -> str:
     if (boxed := extract_answer(text)) is not None:
         return require_sound(boxed)
     text = require_sound(text.rpartition("####")[2]).strip()
-    if "\n" in text or len(text) > LONGEST or TEXT_OF_A_LIST.fullmatch(text):
+    if "\n" in text or len(text) > LONGEST:
         return ""
     text = text.strip("$").rstrip(".").strip("$")
     if number := POWER_OF_TEN.fullmatch(text):
         return rf"{number[1]} \times 10^{{{int(number[2])}}}"
+    return text
+
+
+def as_list(text: str) -> str | list:
+    """The list `['70']` or `[np.float64(70.0)]`, as pandas writes it to a CSV file, or `['7' '8']`
+    or `[7 8]`, as numpy writes it. Another text stays: `[0, 1]` is an interval.
+    """
+    plain = re.sub(r"\bnp\.\w+\(([^()]*)\)", r"\1", text.strip())
+    if TEXT_OF_A_LIST.fullmatch(plain):
+        texts = "'" in plain or '"' in plain
+        gap = r"""(?<=["'])\s+(?=["'])""" if texts else r"(?<=[\d.])\s+(?=[-+.\d])"
+        with contextlib.suppress(ValueError, SyntaxError):
+            return ast.literal_eval(re.sub(gap, ", ", plain))
     return text
 
 

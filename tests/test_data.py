@@ -17,6 +17,7 @@ from helpers import ROOT, lines
 from models import make
 from parts import data
 from parts.data import Problem, drop_overlap, gold_text, load_problems
+from rewards import open_grader
 
 
 def write(folder: Path, rows: list[dict], name: str = "set.jsonl") -> str:
@@ -119,14 +120,22 @@ def test_gold_formats(raw, gold):
     assert gold_text(raw).strip() == gold
 
 
-@pytest.mark.parametrize("cell", [
-    "['70']", '["70"]', "[70]", "[0.5]", r"['\\frac{1}{2}']", "['1', '2']", "['1' '2']",
-    "['1'\n '2']", "[np.float64(70.0)]", "[np.str_('70') np.str_('8')]", "[1 2 -3]", "[ 1. 25.]"])
-def test_the_text_of_a_list_is_no_gold(tmp_path, cell):
-    """As pandas and numpy write it to a .csv: every answer would be wrong."""
+@pytest.mark.parametrize("cell, right, wrong", [  # as pandas and numpy write them to a .csv
+    ("['70']", "70", "71"), ('["70"]', "70", "7"), ("[70]", "70", "[71]"), ("[0.5]", "1/2", "5"),
+    (r"['\\frac{1}{2}']", "0.5", "2"), ("['[0, 1]']", "[0,1]", "(0,1)"),
+    ("['1', '2']", "2, 1", "1"), ("['1' '2']", "1, 2", "12"), ("['1'\n '2']", "1, 2", "1"),
+    ("[np.float64(70.0)]", "70", "71"), ("[np.str_('70') np.str_('8')]", "8, 70", "70"),
+    ("""['1', "2"]""", "1, 2", "1"), ("[1 2 -3]", "1, 2, -3", "123"), ("[ 1. 25.]", "1, 25", "1"),
+    ("['3 1/2']", "7/2", "3"), ("[0, 1]", "[0,1]", "0"), ("[1 2)", "[1 2)", "1")])  # an interval
+def test_the_text_of_a_list_is_its_elements_from_the_file_to_a_verdict(
+        tmp_path, cell, right, wrong):
     with open(tmp_path / "a.csv", "w") as file:
-        csv.writer(file).writerows([("problem", "answer"), ("p", cell), ("q", "[0, 1]")])
-    assert [p.answer for p in load_problems(f"{tmp_path}/a.csv")] == ["[0, 1]"]
+        csv.writer(file).writerows([("problem", "answer"), ("p", cell)])
+    (problem,) = load_problems(f"{tmp_path}/a.csv")
+    with open_grader("", 0.5) as grader:
+        for answer in (right, wrong):
+            grader.submit(answer, problem, SimpleNamespace(text=f"\\boxed{{{answer}}}"))
+        assert [grader.result(answer).reward for answer in (right, wrong)] == [1, 0]
 
 
 def test_numbers_of_a_parquet_file_are_the_shortest_with_this_value(tmp_path):
