@@ -98,6 +98,8 @@ def check(c: Flags, usual: dict) -> None:
     check_numbers(c)
     require_effect(c, usual, common_effects(c, c.data) + [
         ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder")])
+    if 0 < c.temperature < 0.01:
+        raise ValueError("vLLM takes a temperature below 0.01 for 0.01: use 0, or at least 0.01")
     if c.temperature == 0 and c.k > 1:
         raise ValueError("temperature 0 gives k equal samples: use --k 1, or a temperature above 0")
 

@@ -4,6 +4,7 @@
 defaults that depend on the model (PRESETS) and on the machine. Nothing changes a Config afterwards.
 """
 import contextlib
+import importlib.util
 import os
 import re
 import sys
@@ -223,6 +224,8 @@ def parse(argv: list[str] | None = None) -> Config:
         resolve_model(config.model)  # ends here if there is no such model
         config = replace(config, name=name_of(config))
         check(config, vars(Config()) | stored)
+        if config.report_to != "none" and not importlib.util.find_spec(config.report_to):
+            raise ValueError(f"--report-to needs a package: pip install {config.report_to}")
     require_function(config.reward)
     read_template(config.template or "none")
     return config

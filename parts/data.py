@@ -176,6 +176,10 @@ def read_hub(name: str, for_training: bool) -> list[dict]:
     """The rows of a benchmark or `org/name[:config][@split]`, from the hub or its cache."""
     full, _, split = BENCHMARKS.get(name, name).partition("@")
     repo, _, config = full.partition(":")
+    if not re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", repo):
+        raise SystemExit(
+            f"There is no data set '{shown(name, 80)}': give a file ({', '.join(FILES)}), "
+            f"a hub id (org/name), or one of {', '.join([*BUILTIN, *BENCHMARKS, *GROUPS])}.")
     ask_hub(repo)
     import datasets  # only now, because it reads HF_HUB_OFFLINE when it is imported
 

@@ -82,7 +82,8 @@ REFUSED = {
     "eval.py": [
         ("--k 0", "k must be from 1 to 1e+06, not 0"),
         ("--columns a,b", "columns has no effect with data whose columns are known"),
-        ("--temperature 0", "use --k 1"),
+        ("--temperature 0", "use --k 1"), ("--temperature 0.001", "at least 0.01"),
+        ("--data gsm9k", "There is no data set 'gsm9k': give a file"),
         ("--base", "base has no effect without adapter, which names a run or a PEFT folder"),
         ("--out out --data sly.jsonl", "frage\\x1b]0;owned",
          text("sly.jsonl", '{"frage\\u001b]0;owned\\u0007\\ud800": "a"}')),
