@@ -33,8 +33,7 @@ from parts.evaluation import compare, draw_samples, in_order, means_Q, report_al
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
 from parts.grader import NO_VERDICT, PART, require_function
 from parts.machine import Machine, this_machine
-from parts.models import (TINY, Model, digest_of_model, find_model, require_context,
-                          resolve_model)
+from parts.models import TINY, Model, digest_of_model, find_model, require_context
 from parts.prompts import add_prompts, read_template, stop_ids
 from parts.run_folder import (digests_of_files, find_adapter, require_same, run_of, settings,
                               versions)
@@ -86,17 +85,16 @@ def parse(argv: list[str] | None = None) -> Flags:
         usual = as_in_its_run(adapter, given)
         flags = tyro.cli(Flags, args=argv, default=Flags(**usual), config=NO_NONE)
         flags = replace(flags, adapter=adapter)  # of a run its last checkpoint
-        check(flags, vars(Flags()) | usual)
+        check(flags)
     require_function(flags.reward)
-    resolve_model(flags.model)  # ends here if there is no such model
     read_template(flags.template or "none")
     return flags
 
 
-def check(c: Flags, usual: dict) -> None:
+def check(c: Flags) -> None:
     """Raises ValueError, one sentence, for flags that cannot work."""
     check_numbers(c)
-    require_effect(c, usual, common_effects(c, c.data) + [
+    require_effect(c, vars(Flags()), common_effects(c, c.data) + [
         ("sync base", bool(c.adapter), "without adapter, which names a run or a PEFT folder")])
     if 0 < c.temperature < 0.01:
         raise ValueError("vLLM takes a temperature below 0.01 for 0.01: use 0, or at least 0.01")
@@ -132,7 +130,7 @@ def name_of(config: Flags) -> str:
     sets = [Path(part).stem for part in config.data.split(",")]
     parts = [Path(config.model).name, *Path(config.adapter).parts[-3:], *sets, f"k{config.k}"]
     name = "-".join(part for part in parts if part not in ("runs", "checkpoints", "/"))
-    return f"eval-{name[:150]}"
+    return f"eval-{name}"
 
 
 # ----------------------------------------------------------------------------- what is evaluated
@@ -162,7 +160,7 @@ def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
 def load_asked(config: Flags, run: Path | None) -> list[Problem]:
     """The problems of --data. `held-out` are those that the adapter's run has held out."""
     most, stored = config.limit or None, read_json(run / "problems.json") if run else {}
-    if config.data != HELD_OUT:
+    if not run or config.data != HELD_OUT:
         problems = load_problems(config.data, for_training=False, limit=most,
                                  columns=config.columns, whole=bool(config.reward))
         if run:
@@ -170,8 +168,6 @@ def load_asked(config: Flags, run: Path | None) -> list[Problem]:
             count = sum(fingerprint(problem)[:16] in trained for problem in problems)
             print(f"the run was trained on {count} of these {len(problems)} problems")
         return problems
-    if not run:
-        raise SystemExit("--data held-out needs --adapter RUN: name other data.")
     problems = [Problem(**row) for row in stored["held_out"]]
     if config.reward and not all(problem.row for problem in problems):
         raise SystemExit(f"{shown(run)} was trained without --reward, so it did not keep the "
@@ -301,7 +297,4 @@ def start(protocol: dict) -> tuple:
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare_streams()
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit("\ninterrupted: the same command samples what is missing") from None
+    main()

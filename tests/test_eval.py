@@ -2,29 +2,32 @@
 import contextlib
 import json
 import math
+import os
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from statistics import fmean as mean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import eval as evaluation  # the module has the name of a builtin
 from parts.evaluation import (bootstrap, compare, draw_samples, evaluate, in_order, pass_at_k,
-                              report, report_all, report_by_set)
+                              report, report_all, say_lost)
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import files
 from parts.config import parse as config_of
-from parts.data import GROUPS, Problem, hold_out, load_problems
+from parts.data import GROUPS, Problem, digest, hold_out, load_problems
+from parts.machine import GB, Machine
 from parts.models import MODELS
-from parts.run_folder import run_of
-from world import CPU, Engine, Grader, known_model, small_run
+from parts.prompts import stop_ids
+from parts.run_folder import run_of, versions
+from parts.text import difference, interval, shown
+from world import CPU, Engine, Grader, by_text, known_model, small_run
 
 
 def question(name: str, answer="1", source="a", level=""):
@@ -44,15 +47,33 @@ B = [[0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]]
 
 @pytest.mark.parametrize("weights", [dict(a=4, b=3), dict(b=2, a=7)])
 def test_a_summary_has_a_report_of_each_set_and_their_weighted_mean(capsys, weights):
+    """Also if the sets are mixed, as a share of several files is."""
     sets = dict(a=rows_of(A, "a"), b=rows_of(B, "b"))
-    sets["b"][0] |= dict(finish_reason="length", status="timeout", why="")
-    rows, protocol = sets["a"] + sets["b"], dict(k=4, reward="", weights=weights)
-    summary = evaluation.show_results("title", rows, protocol)
-    said = capsys.readouterr().out
-    assert all(x in said for x in ("b, 3 questions: avg@4 66.7% [", "pass@4 75.0%", "weighted: "))
+    for row in sets["a"]:
+        row |= {"reward/part": row["reward"] / 2, "tokens": 11}
+    sets["b"][0] |= dict(finish_reason="length", status="timeout", reward=None, why="too\nslow")
+    sets["b"][2]["status"] = "no_box"
+    rows = sorted(sum(sets.values(), []), key=lambda row: row["id"])
+    summary = evaluation.show_results("title", rows, dict(k=4, reward="", weights=weights))
     assert summary["sets"] == {name: report(rows, 4) for name, rows in sets.items()}
-    means = {name: [mean(question) for question in dict(a=A, b=B)[name]] for name in weights}
-    assert summary["weighted"] == bootstrap(list(means.values()), list(weights.values()))
+    means = dict(a=[0, 1 / 4, 3 / 4, 1], b=[1 / 3, 3 / 4, 1])
+    assert summary["weighted"] == bootstrap([means[name] for name in weights], [*weights.values()])
+    a, b, weighted = (interval(one, ".1%") for one in (
+        summary["sets"]["a"], summary["sets"]["b"], summary["weighted"]))
+    assert a.startswith("50.0% [") and b.startswith("69.4% [")
+    assert capsys.readouterr().out == f"""
+title
+a, 4 questions: avg@4 {a}
+  pass@4 75.0%, correct 50.0%, no_box 0.0%, truncated 0.0%, verifier_failures 0.0%, 11 tokens
+  reward/part 25.0%
+b, 3 questions: avg@4 {b}
+  pass@4 100.0%, correct 72.7%, no_box 9.1%, truncated 8.3%, verifier_failures 8.3%, 10 tokens
+weighted: {weighted}
+WARNING: no verdict on 1 of 28 answers, such as answer 0 of 0: timeout, too\\nslow
+"""
+    assert say_lost([dict(verdicts=dict(wrong=2, killed=1), left_out=1)] * 2) == (
+        "no verdict on 2 of 6 answers, 2 questions left out")
+    assert say_lost([dict(verdicts=dict(wrong=2), left_out=0)]) == ""
 
 
 # ---------------------------- estimators (pass@k and bootstrap are proved by the checks of lab 8)
@@ -116,7 +137,7 @@ def test_answers_without_a_verdict_count_as_if_they_had_not_been_asked_for(lost)
 
 # ---------------------------------------------------------------------------------------- intervals
 @pytest.mark.parametrize("weights", [dict(a=1, b=3), dict(b=3, a=1)])
-def test_two_evaluations_are_compared_question_by_question(weights):
+def test_two_evaluations_are_compared_question_by_question(capsys, weights):
     """Of several sets, with other numbers of samples: the interval is of the differences."""
     now, before = rows_of(A, "a") + rows_of(B, "b"), [0.5, 0.25, 0.25, 1, 0, 0.5, 1]  # avg@k
     change = dict(a=[-0.5, 0, 0.5, 0], b=[0.25, 0.25, 0])
@@ -130,6 +151,16 @@ def test_two_evaluations_are_compared_question_by_question(weights):
     assert pooled["avg"] == pytest.approx((mean(change["a"]) + 3 * mean(change["b"])) / 4)
     with pytest.raises(ValueError):  # of other questions
         compare(now, 4, before[1:], weights)
+    verdict = ("There is no clear difference from the base model, but little can be concluded "
+               "from 7 problems.")
+    counts = dict(a="1 question better, 1 worse", b="2 questions better, 0 worse",
+                  weighted="3 questions better, 1 worse")
+    for unit, points in ((".1%", ", in points"), (".3g", "")):
+        assert evaluation.show_comparison(found, unit) == verdict
+        assert capsys.readouterr().out.splitlines() == [
+            "", f"difference to the base model, question by question{points}:",
+            *(f"  {name}: {difference(found[name], unit)}, no clear difference; {counts[name]}"
+              for name in [*weights, "weighted"]), verdict]
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -138,10 +169,12 @@ STYLES = {"minerva": "minerva", "ra-minerva": "minerva", "my-minerva-notes.jsonl
 
 def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
     """So little is lost when the program dies, and the grader has had the time of a step. Each is
-    graded in its benchmark's style. Routes of experts, which are megabytes per sample, are let go
-    while the engine runs."""
+    graded in its benchmark's style. A failed reward is no number. Routes of experts, which are
+    megabytes per sample, are let go while the engine runs."""
     problems = [question("q", level="3" * (name == "a"), source=name) for name in STYLES]
-    grader, engine, seen, rows = Grader(), Engine(slots=3, routes=True), [], []
+    grader = Grader(lambda key, problem, rollout: (
+        math.nan if problem.source == "minerva" else by_text(key, problem, rollout)))
+    engine, seen, rows = Engine(slots=3, routes=True), [], []
     real = engine.step
 
     def step():
@@ -156,15 +189,19 @@ def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
         assert len(seen) - len(rows) < 2 * engine.slots
     assert len(rows) == len(seen) == 16 and not grader.open
     assert {asked.temperature for asked in engine.asked.values()} == {0.25}
-    rows = in_order(rows, problems, 4)
-    assert [(row["data"], row["sample"]) for row in rows] == [
-        (name, s) for name in STYLES for s in range(4)]
+    rows, written = in_order(rows, problems, 4), {rollout.text: rollout for rollout in seen}
     assert grader.styles == {("eval", q, s): style for q, style in enumerate(STYLES.values())
                              for s in range(4)}
-    for row in rows:
-        assert row["reward"] == row["text"].startswith("right") == (row["status"] == "correct")
-        assert (row["finish_reason"] == "length") == (row["tokens"] == 9)
-    assert rows[-1]["level"] == "3" and rows[0]["level"] == ""
+    for i, row in enumerate(rows):
+        rollout, right = written[row["text"]], row["text"].startswith("right")
+        failed = dict(reward=None, status="raised")
+        judged = {"reward": right, "status": "correct" if right else "wrong",
+                  "reward/half": right / 2, "reward/rest": right / 2}
+        source = [*STYLES][i // 4]
+        assert row == (failed if source == "minerva" else judged) | dict(
+            data=source, id="q", level="3" * (source == "a"), gold="1", sample=i % 4,
+            text=rollout.text, tokens=len(rollout.token_ids), why="because",
+            finish_reason="length" if len(rollout.token_ids) == 9 else "stop")
 
 
 def test_a_model_that_computes_no_numbers_is_not_evaluated_as_wrong():
@@ -194,96 +231,48 @@ def seeds_of(problems, k=2, seed=0):
 
 def test_every_sample_has_a_seed_that_nothing_else_decides():
     """Neither the other questions, nor how many samples: the same are drawn again."""
-    problems = [question("x"), question("y"), question("x", source="b")]
-    all_of_them = seeds_of(problems)
-    assert len(set(all_of_them.values())) == 6
+    problems = [question("x"), question("x1"), question("x", source="b")]
+    all_of_them = seeds_of(problems, k=11)  # x, 10 is not x1, 0
+    assert len(set(all_of_them.values())) == 33
     assert seeds_of(problems[1:2], k=1).items() <= all_of_them.items()
-    assert seeds_of(problems[::-1], k=3).items() >= all_of_them.items()
-    assert not set(seeds_of(problems, seed=1).values()) & set(all_of_them.values())
+    assert seeds_of(problems[::-1], k=12).items() >= all_of_them.items()
+    assert not set(seeds_of(problems, k=11, seed=1).values()) & set(all_of_them.values())
 
 
 # ----------------------------------------------------------------------------------------- resuming
-SETS = {"a": [question(f"a/{i}", level=str(i % 2)) for i in range(7)],
-        "minerva": [question(f"b/{i}", source="minerva") for i in range(3)]}
-PROBLEMS = [problem for problems in SETS.values() for problem in problems]
+PROBLEMS = [*(question(f"a/{i}", answer=str(i)) for i in range(7)),
+            *(question(f"b/{i}", source="minerva") for i in range(3))]
 
 
-def finish(file, engine) -> int:
-    """Does what is left to do, as `sample_missing` does. Returns how many samples were there."""
-    files.keep_rows(file)
-    done = list(files.read_rows(file))
-    for row in draw_samples(engine, Grader(), PROBLEMS, 4, 9, done=done):
-        files.append(file, row)
-    return len(done)
-
-
-def stored(file):
-    return in_order(lines(file), PROBLEMS, 4)
-
-
-@pytest.mark.parametrize("policy, sync", [
-    (None, "merge"), (SimpleNamespace(config="its config"), "adapter")])
+@pytest.mark.parametrize("policy, sync, reward", [
+    (None, "merge", ""), (SimpleNamespace(config="its config"), "adapter", "mine.py:score")])
 def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
-        tmp_path, monkeypatch, policy, sync):
-    """Half a line goes, and a row that is there twice does not hide that one is missing."""
-    engine, started = Engine(), []
-    monkeypatch.setattr("parts.engine.Engine", lambda path, **how: started.append(how) or engine)
-    monkeypatch.setattr("parts.policy.load_adapter", lambda *_: (policy, 12))
-    monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
-    protocol = dict(k=4, reward="", threshold=0.7, path="any", context=90, sync="adapter",
+        tmp_path, monkeypatch, policy, sync, reward):
+    """Half a line goes, and a row that is there twice does not hide that one is missing. The golds
+    are looked at, unless a reward of one's own needs none."""
+    grader, engine, loaded, started, checked = Grader(), Engine(), [], [], []
+    grader.check_golds = lambda golds: checked.extend(golds) or [True] * len(golds)
+    monkeypatch.setattr("parts.engine.Engine", lambda *path, **how: (
+        started.append((*path, how)) or engine))
+    monkeypatch.setattr("parts.policy.load_adapter", lambda *how: (
+        loaded.append(how) or (policy, 12)))
+    monkeypatch.setattr(evaluation, "open_grader", lambda *how: loaded.append(how) or grader)
+    protocol = dict(k=4, reward=reward, threshold=0.6, path="any", context=90, sync="adapter",
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[2],
                     seed=3, max_tokens=9, base=False, adapter="some" if policy else "")
     first = evaluate(whole := Engine(), Grader(), PROBLEMS, 4, 9, temperature=0.3, seed=3)[0]
     there, file = json.dumps(first) + "\n", tmp_path / "eval.jsonl"
     file.write_text(2 * there + '{"data": "mine", "id')
     evaluation.sample_missing(PROBLEMS, protocol, tmp_path)
-    assert started == [dict(
+    assert loaded == [(reward, 0.6)] + [("any", "some", "auto")] * bool(policy)
+    assert started == [("any", dict(
         max_model_len=90, dtype="auto", max_num_seqs=1, memory_share=0.5, temperature=0.3,
         stop_token_ids=[2], seed=3, lora_rank=12 if policy else 8, sync_mode=sync,
-        architecture=policy and "its config")]
+        architecture=policy and "its config"))]
+    assert checked == ([] if reward else [problem.answer for problem in PROBLEMS])
     assert engine.events == ["sync"] * bool(policy)
     assert engine.asked.items() < whole.asked.items()
-    assert len(engine.asked) == 39 and None not in stored(file)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """eval.jsonl of an evaluation that nobody has interrupted."""
-    file = tmp_path_factory.mktemp("whole") / "eval.jsonl"
-    assert finish(file, Engine(slots=3)) == 0
-    return file
-
-
-@given(st.data())
-def test_stopped_at_any_byte_it_ends_as_if_it_had_not_been(whole, data):
-    """Also in length: what was short is done, what was long is drawn from the same seed again."""
-    written, stopped = whole.read_bytes(), whole.with_name("stopped.jsonl")
-    upto = data.draw(st.integers(0, len(written)))
-    stopped.write_bytes(written[:upto])
-    rest = Engine(slots=3)
-    done = finish(stopped, rest)
-    assert done + len(rest.asked) == 40 == stopped.read_text().count("\n")
-    assert done - written[:upto].count(b"\n") in (0, 1)  # 1: only the end of its line was missing
-    assert stored(stopped) == stored(whole)
-
-
-def test_a_failed_reward_is_no_number():
-    """In the place of --reward: an answer is worth its problem's gold."""
-    grader = Grader(lambda key, problem, _: float(problem.answer))
-    rows = evaluate(Engine(), grader, [question("p", "-5"), question("q", "nan")], 1, 9)
-    assert [row["reward"] for row in rows] == [-5, None]
-
-
-# ------------------------------------------------------------------- the evaluations of a training
-def test_each_held_out_set_has_a_row_and_an_interval_of_its_own():
-    rows = evaluate(Engine(), Grader(), PROBLEMS, 4, 9)
-    found = report_by_set(rows, 4)
-    assert found == {name: report([row for row in rows if row["data"] == name], 4)
-                     for name in SETS}
-    assert [one["questions"] for one in found.values()] == [7, 3]
-    mixed = sorted(rows, key=lambda row: row["id"])  # as a share of several files is
-    assert {name: one["questions"] for name, one in report_by_set(mixed, 4).items()} == {
-        name: one["questions"] for name, one in found.items()}
+    assert len(engine.asked) == 39 and None not in in_order(lines(file), PROBLEMS, 4)
 
 
 # --------------------------------------------------------------------------------- the command line
@@ -327,17 +316,37 @@ def settled(*argv) -> evaluation.Flags:
     return evaluation.settle(flags, CPU, known_model(flags.model))
 
 
-def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter):
+def test_without_flags_the_tiny_model_is_evaluated():
+    assert vars(settled()) == dict(
+        model="tiny", data="builtin", columns="", reward="", template="chat",
+        max_prompt_tokens=256, max_tokens=64, stop="", seed=0, sync="merge", engine_sequences=256,
+        adapter="", base=False, out="runs/eval-tiny-builtin-k32", threshold=0.7, k=32, limit=0,
+        temperature=1.0, engine_memory=0.85)
+    large = evaluation.Flags(model="Qwen2.5-Math-1.5B")
+    large = evaluation.settle(large, Machine("a card", 80 * GB, "bfloat16"), known_model("large"))
+    assert (large.data, large.sync) == ("math500", "adapter")
+    other = evaluation.Flags(model="a/b", adapter="/my/lora", data="c/sums.jsonl,gsm8k", k=3)
+    assert evaluation.name_of(other) == "eval-b-my-lora-sums-gsm8k-k3"
+    for flags in (dict(temperature=0, k=1), dict(temperature=0.01)):
+        evaluation.check(evaluation.Flags(**flags))
+    with pytest.raises(ValueError, match="sync has no effect without adapter"):
+        evaluation.check(evaluation.Flags(sync="merge"))
+
+
+def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter, capsys):
     """Lengths, temperature, template and k are the run's, and so are the problems."""
-    place, _ = own_run(tmp_path, template="none", stop="?")
-    config, elsewhere, plain = (settled("--adapter", *argv) for argv in (
+    place, _ = own_run(tmp_path, template="none", stop="?", model="tiny-skills")
+    of_run = dict(model="tiny-skills", template="none", max_prompt_tokens=99, max_tokens=33,
+                  stop="?", temperature=0.9)
+    config, elsewhere, plain = (vars(settled("--adapter", *argv)) for argv in (
         (place, "--max-tokens", "9"), (place, "--data", "builtin"), (str(adapter[0]),)))
-    assert (config.model, config.max_tokens, config.temperature) == ("tiny", 9, 0.9)
-    assert (config.max_prompt_tokens, config.template, config.k) == (99, "none", 2)
-    assert config.stop == "?"
-    assert (elsewhere.max_tokens, elsewhere.temperature, elsewhere.k) == (33, 0.9, 32)
+    assert config.items() >= (of_run | dict(max_tokens=9, data="held-out", k=2)).items()
+    assert elsewhere.items() >= (of_run | dict(data="builtin", k=32)).items()
     # a checkpoint of no run
-    assert (plain.max_tokens, plain.data, plain.temperature) == (64, "builtin", 1)
+    assert (plain["max_tokens"], plain["data"], plain["temperature"]) == (64, "builtin", 1)
+    assert ("unless a flag is given, model and settings are those of the run: model = tiny-skills, "
+            "template = none, max_prompt_tokens = 99, max_tokens = 33, stop = ?, "
+            "temperature = 0.9, data = held-out, k = 2\n") in capsys.readouterr().out
 
 
 def test_a_path_in_the_home_is_found_whichever_flag_names_it(tmp_path, monkeypatch):
@@ -364,8 +373,11 @@ def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_
     held_out = hold_out(load_problems(file, **KEYS), 100)[1]
     found = asked("--adapter", place, "--data", file, "--columns", KEYS["columns"])
     assert len(found) == 40 and "trained on 37 of these 40" in capsys.readouterr().out
+    score = f"{ROOT}/examples/people.py:score"  # which may need any column
+    found = asked("--adapter", place, "--data", file, "--columns", "frage", "--reward", score)
+    assert found[1].row == dict(frage="1+1=?", loesung="2")
     with pytest.raises(SystemExit, match="did not keep the columns of its held-out problems"):
-        asked("--adapter", place, "--reward", f"{ROOT}/examples/people.py:score")
+        asked("--adapter", place, "--reward", score)
     Path(file).unlink()
     assert asked("--adapter", place) == held_out
 
@@ -393,14 +405,22 @@ def test_answers_of_another_protocol_are_not_mixed_with_those_that_are_there(tmp
             evaluation.require_same_protocol(file, protocol | {name: "another"})
 
 
-def test_the_protocol_knows_the_weights_of_sets_and_the_context(data, monkeypatch):
+def test_the_protocol_has_all_that_decides_a_score(data, monkeypatch):
     """A set has the weight of its number of problems."""
     monkeypatch.setitem(GROUPS, "both", ["builtin", "builtin-skills"])
-    flags = evaluation.parse([f"--data=both,{data}", "--limit=3", "--max-tokens=9"])
+    argv = f"--data=both,{data} --limit=3 --max-tokens=9 --stop=?".split()
+    flags, model = evaluation.parse(argv), known_model("tiny")
     problems, protocol = evaluation.problems_and_protocol(flags)
-    assert protocol["weights"] == {"builtin": 3, "builtin-skills": 3, "sums.jsonl": 3}
-    assert protocol["questions"].keys() == protocol["weights"].keys() and len(problems) == 9
-    assert protocol["context"] == 256 + 9 and protocol["prompt"] == problems[0].prompt
+    assert [replace(problem, prompt="", prompt_ids=[]) for problem in problems] == load_problems(
+        flags.data, for_training=False, limit=3)
+    sets = {"builtin": problems[:3], "builtin-skills": problems[3:6], "sums.jsonl": problems[6:]}
+    assert protocol == vars(settled(*argv)) | dict(
+        path=model.path, contents=dict(model=model.digest), versions=versions(), dtype="float32",
+        context=256 + 9, stop=stop_ids(model, "chat", "?"), prompt=problems[0].prompt,
+        questions={name: digest(of_set) for name, of_set in sets.items()},
+        weights=dict.fromkeys(sets, 3))
+    with pytest.raises(SystemExit, match="^Prompt and answer may have 256 . 10000 tokens"):
+        evaluation.problems_and_protocol(replace(flags, max_tokens=10000))
 
 
 class Learnt(Engine):
@@ -420,6 +440,7 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
     _, file = own_run(tmp_path)
     started = []
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: started.append(Learnt()) or
                         started[-1])
     monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
@@ -440,11 +461,18 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
         better=sum(one < 1 for one in before), worse=0, questions=len(held_out))
     assert first["base"]["sets"]["mine.jsonl"]["avg"] == pytest.approx(mean(before))
     assert first["verdict"] in said and change["avg"] > 0
+    protocol = json.loads((out / "protocol.json").read_text())
+    for name in ("model", "adapter", "contents", "data", "reward", "template", "prompt",
+                 "temperature", "k", "max_tokens", "seed", "dtype", "versions"):
+        assert f"\n{name:12} {shown(protocol[name], 1000)}\n" in said
+    assert said.index("\nthe base model\n") < said.index("\nwith the adapter\n")
+    assert said.endswith(f"all of it is in {out}\n") and os.environ.pop("OMP_NUM_THREADS") == "3"
     for name, left in (("base", 1), ("eval", 2)):
         path = out / f"{name}.jsonl"
         path.write_text("".join(path.read_text().splitlines(True)[:left]) + '{"data": "held')
     assert summary("--base") == first and sum(map(len, started[1].log)) == 2 * len(base) - 3
     assert summary("--base") == first and "difference" not in summary() and len(started) == 2
+    assert os.environ["OMP_NUM_THREADS"] == "1"  # the model is small, and the user has not said
 
 
 # ---------------------------------------------------------------------------------- the real engine
