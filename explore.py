@@ -16,10 +16,8 @@ import base64
 import gzip
 import json
 import math
-import re
 from dataclasses import dataclass
 from itertools import groupby, islice
-from os.path import commonprefix
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +31,6 @@ from rewards import extract_answer
 
 TEMPLATE = Path(__file__).parent / "explorer" / "page.html"
 PLACE = "/*DATA*/"  # the data replace this in the template
-LARGE = 20  # MB; a browser needs several seconds to open a larger page
 
 
 @dataclass
@@ -70,10 +67,7 @@ def main(config: PageConfig) -> None:
 
     for sentence in data["notes"]:
         print(sentence)
-    megabytes = len(page) / 1e6
-    print(f"{file} ({megabytes:.1f} MB): open it in a browser")
-    if megabytes > LARGE:
-        print("Browsers open so large a page slowly. --steps 1 50 --groups 2 makes it smaller.")
+    print(f"{file} ({len(page) / 1e6:.1f} MB): open it in a browser")
 
 
 # ------------------------------------------------------------------------------ the data
@@ -93,30 +87,15 @@ def data_of(runs: list[dict], sizes: dict) -> dict:
     """All that the page reads. `sizes`: other n, M, N for the what-if."""
     for run in runs:
         what_if.add_to(run, sizes)
-        add_questions(run["groups"])
     last = max((row["step"] for run in runs for row in run["metrics"]), default=0)
     return dict(runs=runs, notes=what_differs(runs), panels=panels_of(runs),
                 reach=smoothing_reach(last))
 
 
-def add_questions(groups: list[dict]) -> None:
-    """Each prompt without the beginning and the end that all prompts of a run share."""
-    prompts = {group["prompt"] for group in groups}
-    start = end = ""
-    if len(prompts) > 1:
-        # What all share may end within a word, which belongs to the question.
-        start = re.sub(r"[^\s>]+\Z", "", commonprefix([*prompts]))
-        end = re.sub(r"[^\s<]+\Z", "", commonprefix([prompt[::-1] for prompt in prompts]))
-    for group in groups:
-        prompt = group["prompt"]
-        group["question"] = prompt[len(start):len(prompt) - len(end)].strip() or prompt
-
-
 # ------------------------------------------------------------------------------ the page
 def page_of(data: dict) -> str:
     """The template with the data as gzipped JSON in base64, which no text can break out of."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # no browser reads NaN
-    packed = gzip.compress(text.encode(), 6, mtime=0)
+    packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
     return TEMPLATE.read_text(encoding="utf-8").replace(PLACE, base64.b64encode(packed).decode())
 
 

@@ -2,7 +2,6 @@
 import itertools
 import math
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -138,12 +137,10 @@ def figure_of(run: dict):
     from matplotlib.figure import Figure  # without pyplot, which may need a display
 
     panels = panels_of([run])
-    columns = 4 if len(panels) <= 12 else 5
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(4.7 * columns, 3.8 * rows + 0.6), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
+    rows = math.ceil(len(panels) / 4)
+    figure = Figure(figsize=(19, 4 * rows), layout="constrained")
     for number, (kind, title, unit, keys) in enumerate(panels, 1):
-        ax = figure.add_subplot(rows, columns, number)
+        ax = figure.add_subplot(rows, 4, number)
         if kind == "accuracy":
             draw_accuracy(ax, run["evals"])
         else:
@@ -162,12 +159,10 @@ def draw_lines(ax, rows, keys, log_scale=False) -> None:
         if xs:
             ys = np.abs(ys) if log_scale else ys
             ax.plot(xs, ys, color=color, alpha=0.25, linewidth=1)
-            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker="." if len(xs) < 20 else "",
+            ax.plot(xs, smooth(ys), color=color, linewidth=1.8, marker=".", markersize=3,
                     label=literal(label))
     if log_scale:
         ax.set_yscale("log")
-    else:
-        ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a user's reward may be negative
 
 
 def draw_accuracy(ax, evals) -> None:
@@ -182,18 +177,17 @@ def draw_accuracy(ax, evals) -> None:
             ax.axhline(ys[0], color=color, linestyle=":", linewidth=1)
         low, high = series(rows, "ci_low")[1], series(rows, "ci_high")[1]
         ax.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
-    ax.set_ylim(bottom=min(0, ax.dataLim.y0))
 
 
 def label_panel(ax, title, unit) -> None:
-    """Title, unit, legend and tick format, the same on every panel."""
+    """Title, unit, legend and axes, the same on every panel."""
     from matplotlib.ticker import MaxNLocator
 
     ax.set_title(title, fontsize=11)
-    ax.set_ylabel(re.sub(r"π_(\w+)", r"$π_{\1}$", unit), fontsize=9)
+    ax.set_ylabel(unit, fontsize=9)
     ax.set_xlabel("training steps", fontsize=9)
-    right = max(1, ax.get_xlim()[1])
-    ax.set_xlim(-0.015 * right, right)
+    if ax.get_yscale() == "linear":
+        ax.set_ylim(bottom=min(0, ax.dataLim.y0))  # a user's reward may be negative
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)

@@ -123,8 +123,8 @@ def group_row(step: int, group, tokenizer) -> dict:
     updates = {s.index: (a, a * w) for s, a, w in zip(group.kept, group.advantages, group.weights)}
     return dict(
         step=step, place=group.index, refill=group.refill, id=group.problem.id,
-        prompt=group.problem.prompt, gold=group.problem.answer, outcome=group.outcome,
-        baseline=group.baseline, p_hat=group.p_hat,
+        problem=group.problem.problem, prompt=group.problem.prompt, gold=group.problem.answer,
+        outcome=group.outcome, baseline=group.baseline, p_hat=group.p_hat,
         pool=[sample_row(s, updates.get(s.index), tokenizer) for s in group.pool])
 
 

@@ -42,6 +42,9 @@ def group(step, place=0, pool=(sample(), sample("no"))):
     return dict(step=step, place=place, prompt=f"<|user|>+{step}", outcome="resolved", pool=[*pool])
 
 
+RULES_OF_ONE_PROMPT = [name for name in RULES if not SamplerConfig(name).rule.allocates]
+
+
 def make(folder, groups=(), name="four", **changes):
     """A copy of a recorded run's folder, with other prompts if there are any."""
     shutil.copytree(RECORDED / name, folder)
@@ -68,10 +71,11 @@ def page_of(folder, **flags) -> dict:
     return data_in(folder)
 
 
-@pytest.mark.parametrize("name", ["four", "one"])
-def test_the_page_has_all_that_was_logged(tmp_path, name):
-    """And under its own rule each prompt ends as it did."""
+@pytest.mark.parametrize("name, missing", [("four", "eval.jsonl"), ("one", "metrics.jsonl")])
+def test_the_page_has_all_that_was_logged(tmp_path, name, missing):
+    """And under its own rule each prompt ends as it did. One of the two logs is enough."""
     folder = make(tmp_path / "mine", name=name)
+    (folder / missing).unlink()
     data, logged = page_of(folder), recorded_run(name)
     run, = data["runs"]
     assert run == run | panels.read_run(folder)
@@ -80,14 +84,13 @@ def test_the_page_has_all_that_was_logged(tmp_path, name):
         trained = {i: s["coefficient"] for i, s in enumerate(pool) if s["kept"]}
         assert dict(zip(fate["kept"], fate["coefficients"], strict=True)) == trained
         assert (fate["outcome"], fate["draws"]) == (was["outcome"], len(pool))
-        assert f"<|user|>{row.pop('question')}<|assistant|>" == row["prompt"]
         for s in row["pool"]:
             assert s.pop("answer") == extract_answer(s["text"])
         assert row == was
     assert data["notes"] == []
 
 
-def test_two_runs_are_in_one_page_and_told_apart(tmp_path):
+def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys):
     """It says where their curves mean other things. Another size is for both."""
     rows = [group(step, place) for step in (1, 2, 3, 4) for place in (0, 1)]
     one, other = (make(tmp_path / place / "demo", rows, reward=reward)
@@ -95,26 +98,32 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path):
     data = page_of(one, against=str(other), n=2, M=6, N=1, steps=(2, 3), groups=1)
     assert [run["name"] for run in data["runs"]] == [str(one), str(other)]  # as they were typed
     for each in data["runs"]:
-        assert [(g["place"], g["question"]) for g in each["groups"]] == [(0, "+2"), (0, "+3")]
-        assert each["what_if"]["sizes"] == dict(n=2, M=6, N=1) and each["rule"]["round_size"] == 8
+        assert [(g["place"], g["step"]) for g in each["groups"]] == [(0, 2), (0, 3)]
+        assert each["rule"]["round_size"] == 8 and each["what_if"] == dict(
+            sizes=dict(n=2, M=6, N=1), rules=dict.fromkeys(RULES_OF_ONE_PROMPT, ""))
         rules = set(each["groups"][0]["what_if"])  # a round of M needs 6 draws
         assert {"uniform", "dapo"} <= rules and not {"ada-pos", "ada-balance"} & rules
-    (note,) = data["notes"]
-    assert "rewards (a.py:f; math-verify): " in note
+    note = "The runs have different rewards (a.py:f; math-verify): do not compare their curves."
+    assert data["notes"] == [note]
+    page = one / "explore.html"
+    assert capsys.readouterr().out == f"{note}\n{page} (0.1 MB): open it in a browser\n"
 
 
 def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
-    """A line that a crash has cut is left out."""
+    """A line that a crash has cut is left out. A rule that cannot be replayed has no numbers."""
     pool = [sample(text) for text in HOSTILE]
-    folder = make(tmp_path / "hostile", [group(1, 0, pool) | dict(prompt=" ".join(HOSTILE))])
+    folder = make(tmp_path / "hostile", [group(1, 0, pool) | dict(prompt=" ".join(HOSTILE))],
+                  sampler="gvm", M=2)
     with open(folder / "groups.jsonl", "a") as log:
         log.write('{"step": 3, "place": 7, "po')
-    shown, = page_of(folder)["runs"][0]["groups"]
+    (run,) = page_of(folder)["runs"]
+    (shown,) = run["groups"]
     assert shown["prompt"] == " ".join(HOSTILE)
     assert [s["text"] for s in shown["pool"]] == HOSTILE
-
-
-RULES_OF_ONE_PROMPT = [name for name in RULES if not SamplerConfig(name).rule.allocates]
+    small = "a round of 2 is below n = 4: raise M or lower n"
+    assert run["rule"] is None and shown["what_if"].keys() == {"uniform", "dapo"}
+    assert run["what_if"]["rules"] == {
+        "uniform": "", "dapo": "", "ada-pos": small, "ada-balance": small}
 
 
 @settings(max_examples=100)  # of few the pool is long enough and has a signal
@@ -143,5 +152,5 @@ def test_an_answer_without_a_verdict_counts_for_nothing():
     fate = what_if.replayed(pool, SamplerConfig(sampler="uniform", n=4))
     assert fate["kept"] == [1, 2, 3]
     assert fate["coefficients"] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
-    low = SamplerConfig(n=4, M=4, N=1, threshold=-1.0)  # every reward is above it
-    assert what_if.replayed(pool, low)["outcome"] == "too few wrong"
+    high = SamplerConfig(n=4, M=4, N=1, threshold=1.0)  # no reward is above it
+    assert what_if.replayed(pool, high)["outcome"] == "too few correct"

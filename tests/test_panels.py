@@ -60,33 +60,60 @@ def test_whatever_made_the_grader_fail_is_in_the_curve(tmp_path, status):
 
 
 def test_a_curve_has_its_moving_mean_and_on_a_log_scale_the_sizes():
-    """The mean of equal values is this value, at both ends, too. Short runs have none."""
+    """A log scale has no zero. At its ends the mean is over fewer steps. Short runs have none."""
     assert [*map(panels.smoothing_reach, (12, 13, 40, 41))] == [0, 2, 2, 3]
     ax = Figure().subplots()
-    rows = [dict(step=i, kl_k1=(-1) ** i * 2.0) for i in range(40)]
+    rows = [dict(step=i, kl_k1=(-1) ** i * i) for i in range(41)]
     panels.draw_lines(ax, rows, dict(kl_k1="|k1|"), log_scale=True)
-    assert [line.get_ydata() for line in ax.lines] == [pytest.approx([2.0] * 40)] * 2
+    means = [2, 2.5, *range(3, 39), 38.5, 39]
+    assert [[*line.get_ydata()] for line in ax.lines] == [[*range(1, 41)], pytest.approx(means)]
+
+
+def test_a_run_is_drawn_with_title_unit_and_lines_of_every_panel(tmp_path):
+    """The axis of values begins at 0, or at a negative reward."""
+    folder = make(tmp_path / "a$", model="_m", data="")
+    append(folder / "metrics.jsonl", dict(step=13, reward_pool=-2))
+    figure = panels.figure_of(run := panels.read_run(folder))
+    assert figure.get_suptitle() == r"a\$ ·  _m      (faint: every step, bold: moving mean)"
+    logged = {key for row in run["metrics"] for key in row}
+    assert [(ax.get_title(), ax.get_ylabel(), ax.get_yscale(), len(ax.lines))
+            for ax in figure.axes] == [
+        (title, unit, "log" if kind == "kl" else "linear",
+         2 if kind == "accuracy" else 2 * len(logged & {*keys}))
+        for kind, title, unit, keys in panels.panels_of([run])]
+    reward, accuracy, samples = figure.axes[:3]
+    assert [words.get_text() for words in reward.get_legend().texts] == [
+        "first round (fair)", "whole pool"]
+    assert samples.get_legend() is None and samples.get_xlabel() == "training steps"
+    assert [ax.get_ylim()[0] for ax in (reward, accuracy, samples)] == [-2, 0, 0]
 
 
 @pytest.mark.parametrize("row, kinds", [
     ({"reward/a": 1.0}, []), ({"reward/a": 1.0, "reward/b": 0.0}, ["parts"]),
-    (dict(clipped_negative=0.0), []), (dict(clipped_negative=0.1), ["off-policy"])])
+    (dict(clipped_negative=0.0), []), (dict(clipped_negative=0.1), ["off-policy"]),
+    (dict(clipped_positive=0.1), ["off-policy"]), (dict(weight_max=1.004, weight_min=0.995), []),
+    (dict(weight_max=1.006, weight_min=0.995), ["off-policy"])])
 def test_a_panel_is_there_if_it_shows_something_of_one_run(row, kinds):
     runs = [dict(metrics=[row], evals=[]), dict(metrics=[], evals=[dict(avg=0.5)])]
-    assert [kind for kind, *_ in panels.panels_of(runs)] == ["accuracy", *kinds]
+    _, *others = panels.panels_of(runs)
+    assert [kind for kind, *_ in others] == kinds
+    assert kinds != ["parts"] or others[0][1:] == (
+        "Parts of the reward", "mean reward, first round", {"reward/a": "a", "reward/b": "b"})
 
 
 def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend():
+    """One that begins after step 0 has no dotted line, and one that was not judged no curve."""
     ax = Figure().subplots()
     evals = [dict(step=i, data=data, avg=avg, k=2, ci_low=avg - .1, ci_high=avg + .1)
-             for i, both in enumerate(((.1, .6), (.5, .7), (.3, .9)))
-             for data, avg in zip("de", both)]
-    panels.draw_accuracy(ax, evals)
-    assert ax.get_legend_handles_labels()[1] == ["d, avg@2: 0.10 → 0.30", "e, avg@2: 0.60 → 0.90"]
+             for data, first, values in (("d$", 0, (.1, .5, .3)), ("_e", 1, (.7, .9)))
+             for i, avg in enumerate(values, first)]
+    panels.draw_accuracy(ax, [dict(step=0, data="f"), *evals])
+    assert ax.get_legend_handles_labels()[1] == [
+        r"d\$, avg@2: 0.10 → 0.30", " _e, avg@2: 0.70 → 0.90"]
     curves = [[*line.get_ydata()] for line in ax.lines]
-    assert curves == [[.1, .5, .3], [.1] * 2, [.6, .7, .9], [.6] * 2]
+    assert curves == [[.1, .5, .3], [.1] * 2, [.7, .9]]
     bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
-    assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4, .6}, {.5, .6, .7, .8, 1}]
+    assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4, .6}, {.6, .8, 1}]
 
 
 def test_mean_line_covers_the_common_range():
@@ -98,12 +125,17 @@ def test_mean_line_covers_the_common_range():
     assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([0, 2], [1.0, 3.0])
 
 
-@pytest.mark.parametrize("one, other, differs", [
-    (("gsm8k", 8), ("gsm8k", 8), False), (("gsm8k", 8), ("svamp", 8), True),
-    (("gsm8k", 8), ("gsm8k", 9), True), (("gsm8k", 8), ("gsm8k", 8, "my.py:f"), True)])
-def test_runs_that_mean_other_things_are_named(one, other, differs):
-    def run(asked, questions, reward=""):
-        row = dict(data=asked, questions=questions)
-        return dict(config=dict(reward=reward), evals=[row] * 2)
+@pytest.mark.parametrize("sets, reward, said", [
+    ({"b": 8, "a": 8}, "", None), ({}, "", None),
+    ({"a": 8, "b": 9}, "", "held-out problems (a (8), b (8); a (8), b (9))"),
+    ({"a": 8}, "", "held-out problems (a (8); a (8), b (8))"),
+    ({"a": 8, "b": 8}, "my.py:f", "rewards (math-verify; my.py:f)")])
+def test_runs_that_mean_other_things_are_named(sets, reward, said):
+    """A run without evaluations can be compared with one that has some."""
+    def run(sets, reward=""):
+        rows = [dict(data=name, questions=count) for name, count in sets.items()]
+        return dict(config=dict(reward=reward), evals=rows * 2)
 
-    assert len(panels.what_differs([run(*one), run(*one), run(*other)])) == differs
+    runs = [run({"a": 8, "b": 8})] * 2 + [run(sets, reward)]
+    wanted = [f"The runs have different {said}: do not compare their curves."] if said else []
+    assert panels.what_differs(runs) == wanted
