@@ -42,8 +42,7 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR")  #
 DETERMINED = {"PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1",
               "OMP_NUM_THREADS": "1"}  # 64 threads of numpy would need 1 GB of stacks
 ENDED = OSError, EOFError  # raised if the process at the other end is gone
-# Functions for TRL and verl begin with these parameters, and mean other things by them.
-OF_OTHERS = {"completions", "prompts", "solution_str", "ground_truth", "data_source"}
+OF_OTHERS = {"completions", "solution_str"}  # parameters of functions for TRL and verl
 
 
 @dataclass
@@ -78,10 +77,10 @@ def serve() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends the fork, too
     while True:
         question, answer = json.loads(client.recv_bytes()), None
-        signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends a worker that takes too long
-        with contextlib.suppress(Exception):  # a fork says what it was
-            answer = how.may_decide and decide(how.judge, question)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        if how.may_decide:
+            signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends a worker that is too slow
+            with contextlib.suppress(Exception):  # a fork says what it was
+                answer = decide(how.judge, question)
         answer = answer or judge_in_fork(question, client, how)
         client.send_bytes(json.dumps(answer).encode())
 
@@ -95,9 +94,9 @@ def load(how: SimpleNamespace) -> None:
     sys.path.insert(0, folder)  # the file may import its neighbours
     exec(compile(how.source, path, "exec"), vars(module))
     how.judge = getattr(module, function)
-    how.may_decide = how.threshold is None and "compare" in signature(how.judge).parameters
     if how.threshold is not None:
         how.judge = functools.partial(score, how.judge, how.threshold, takes_raw(how.judge))
+    how.may_decide = "compare" in signature(how.judge).parameters
 
 
 def takes_raw(function) -> bool:
@@ -160,8 +159,7 @@ def live(question: list, worker: Connection, folder: str, how: SimpleNamespace, 
             other.close()
         os.chdir(folder)
         tempfile.tempdir = os.environ["TMPDIR"] = folder
-        with contextlib.suppress(ValueError):  # a lower limit is already set
-            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
         signal.setitimer(signal.ITIMER_PROF, how.cpu_seconds)  # ends the fork, even inside C code
         try:
             answer = json.dumps(how.judge(*question))
@@ -260,9 +258,8 @@ class OwnReward(ForkingGrader):
 
 def require_function(name: str) -> None:
     """Raises SystemExit unless it is "" or names a function of a file that exists."""
-    path, _, function = name.rpartition(":")
-    named = path.endswith(".py") and function.isidentifier()
-    if name and not (named and os.path.isfile(os.path.expanduser(path))):
+    path = name.rpartition(":")[0]
+    if name and not os.path.isfile(os.path.expanduser(path)):
         raise SystemExit(f"--reward takes FILE.py:FUNCTION of an existing file, not {shown(name)}.")
 
 

@@ -1,16 +1,16 @@
 """Rows become problems: files are read as they mean, bad rows are counted, a share is held out."""
+import contextlib
 import csv
 import json
 import sys
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from helpers import ROOT, lines
@@ -70,12 +70,25 @@ def test_files_of_text(tmp_path, name, content):
     assert loaded(tmp_path / name, content, limit=2) == [("p", "1"), ("q", "2")]
 
 
+def test_what_is_dropped_is_counted_by_its_reason(tmp_path, capsys):
+    odd = [dict(problem="", answer="1"), dict(problem="q", answer="")]
+    write(tmp_path, odd + rows("p", " p ") + [dict(problem="p", answer="2")])
+    assert len(load_problems(f"{tmp_path}/set.jsonl")) == 1
+    assert capsys.readouterr().out == (
+        "data: set.jsonl: 1 problem (dropped 1 without a problem, 1 without a gold answer, "
+        "1 double, 1 with another gold than before); the first gold is '1'\n")
+
+
 @pytest.mark.parametrize("name, content, words", [
-    ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": "q', "line 3: JSONDecodeError"),
-    ("a.csv", "problem,answer\np,1\nIs 1, 2 a list?,3\n", "line 3: .*more cells than the header"),
-    ("a.csv", 'problem,answer\np,1\n"q,2\n', "line 2: .*unexpected end of data")])
+    ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": "q',
+     " at line 3: JSONDecodeError, Unterminated string starting at"),
+    ("a.json", '[{"problem": "p", "answer": "1"}, 2]',
+     ": ValueError, every problem must be a JSON object"),
+    ("a.csv", "problem,answer\np,1\nIs 1, 2 a list?,3\n",
+     " at line 3: ValueError, more cells than the header: quote texts with a comma"),
+    ("a.csv", 'problem,answer\np,1\n"q,2\n', " at line 2: Error, unexpected end of data")])
 def test_a_damaged_row_ends_the_loading(tmp_path, name, content, words):
-    with pytest.raises(SystemExit, match=f"^Cannot read .*{name}.*{words}"):
+    with pytest.raises(SystemExit, match=f"^Cannot read .*{name}{words}$"):
         loaded(tmp_path / name, content)
 
 
@@ -90,6 +103,19 @@ def test_published_layouts(row):
     assert data.asked(problem) == "What is 2+3?" and problem.answer in ("5", "5.0")
 
 
+def test_the_first_column_that_is_not_empty_counts_in_the_documented_order():
+    problems = ["problem", "question", "prompt", "messages"]
+    golds = ["gt", "answer", "final_answer", "reward_model", "solution"]
+    row = {name: name for name in reversed(problems + golds)} | dict(level=3)
+    row["reward_model"] = dict(ground_truth="reward_model")
+    for names, read in ((problems, "problem"), (golds, "answer")):
+        for name in names:
+            assert vars(data.problem_of(row, "s/0", "s"))[read] == name
+            row[name] = ""
+    assert data.problem_of(row | dict(Body="story"), "s/0", "s") == Problem(
+        "", "", "s/0", "s", level="3")
+
+
 def test_named_columns_win_also_nested():
     row = dict(problem="no", answer="no", Body="no", meta=dict(text="yes", Gold=3.0))
     for columns in ("meta.text,meta.gold", "Meta.Text,META.GOLD"):
@@ -98,17 +124,10 @@ def test_named_columns_win_also_nested():
     assert data.problem_of(row, "s/train/0", "s", "gone,meta.gone").problem == ""
 
 
-def test_a_worked_solution_without_a_box_is_no_gold():
-    long = "+".join(f"x^{{{i}}}" for i in range(60))
-    for column, text, gold in (("solution", "x = 5, " * 40, ""), ("Solution", "7", "7"),
-                               ("solution", f"\\boxed{{{long}}}", long), ("answer", long, "")):
-        row = {"problem": "p, in \\boxed{}", column: text}
-        assert data.problem_of(row, "s/0", "s").answer == gold
-
-
 @pytest.mark.parametrize("raw, gold", [
     ("#### 1,234", "1,234"), ("so it is 7\n#### -12", "-12"), (27.0, "27"), (0, "0"), (0.5, "0.5"),
-    (True, "True"), ("$\\frac12$.", "\\frac12"),
+    (True, "True"), ("$\\frac12$.", "\\frac12"), ("$5.$", "5"), ("-1e5", r"-1 \times 10^{5}"),
+    ("1" * 200, "1" * 200), ("1" * 201, ""), (f"\\boxed{{{'1' * 201}}}", "1" * 201),
     ("a \\boxed{1} b \\boxed{ \\{1,2\\} }.", "\\{1,2\\}"),
     # beside a box, #### is a heading
     ("#### Step 1\nAdd.\n#### Step 2: Solve\nso \\boxed{5}.", "5"),
@@ -145,25 +164,41 @@ def test_numbers_of_a_parquet_file_are_the_shortest_with_this_value(tmp_path):
     assert [gold_text(row["answer"]) for row in data.read_file(f"{tmp_path}/set.parquet")] == golds
 
 
-BROKEN = [r"\frac{5}{6}", r"Let $\theta = 1$", r"$x \neq 2$", r"$2\times 3$", r"the $\rho$ of",
-          r"$\nu$", r"$a \ne b$", r"\beta", r"\nabla f", r"$\tan x$", r"\text{cm}", r"\right)",
-          r"\boxed{5}", r"\u0007lpha", r"\u000bec v", r"a\u007f", r"\u0000", r"\u001b[2J",
-          r"$\tanh x$", r"\tbinom{5}{2}", r"$x \tag{1}$", r"$p \nmid n$", r"$\neg p$", r"$\rVert$",
-          r"$A \nsubseteq B$", r"\texttt{a}", r"$a \nleqslant b$", r"$x \notag$", r"$a\nsim b$"]
+BROKEN = [r"\frac{5}{6}", r"Let $\theta = 1$", r"$\nu$", r"\beta", r"\right)", r"\boxed{5}",
+          r"\u0007lpha", r"\u000bec v", r"a\u007f", r"\u0000", r"\u001b[2J"]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("column", ["problem", "answer"])
 def test_tex_with_single_backslashes_in_json_ends_the_loading(tmp_path, broken, column):
     """JSON reads "\\frac" as a form feed and "rac": the gold would be wrong, and nobody sees it."""
-    sound = dict(problem="p", answer="1")
+    sound, other = dict(problem="p", answer="1"), numbered(tmp_path / "other", 2, "a.jsonl")
     row = json.dumps(sound | {column: "BROKEN"}).replace("BROKEN", broken)
-    with pytest.raises(SystemExit, match="^Row 2 of a.jsonl has .*backslash of TeX twice") as stop:
-        loaded(tmp_path / "a.jsonl", json.dumps(sound) + "\n" + row)
-    assert str(stop.value).isprintable()
+    mine = tmp_path / "a.jsonl"
+    mine.write_text(json.dumps(sound) + "\n" + row)
+    for names, source in ((mine, "a.jsonl"), (f"{other},{mine}", "a.jsonl#2")):
+        with pytest.raises(SystemExit, match=f"^Row 2 of {source} has .*of TeX twice") as stop:
+            load_problems(str(names))
+        assert str(stop.value).isprintable()
     doubled = row.replace("\\", "\\\\")
     sound["problem"] = "q"
     assert len(loaded(tmp_path / "a.jsonl", json.dumps(sound) + "\n" + doubled)) == 2
+
+
+EVERYWHERE = (
+    "theta times text textbf textit textrm texttt textstyle tau tfrac tbinom tag{ triangle "
+    "triangleleft triangleright trianglelefteq tilde therefore thinspace neq nabla not notin notag "
+    "ngeq nleq ngeqslant nleqslant nsubseteq nonumber natural newline rho right rightarrow "
+    "rightleftharpoons rfloor rceil rbrace rbrack rvert rVert").split()
+IN_A_FORMULA = "tan tanh to top nu ne neg nmid nsim ncong ngtr rangle root rm".split()
+
+
+def test_the_commands_that_json_breaks_are_known():
+    for name in EVERYWHERE + IN_A_FORMULA:
+        broken = dict(t="\t", n="\n", r="\r")[name[0]] + name[1:]
+        for text, refused in ((f"$1 {broken} 2$", True), (f"1 {broken} 2", name in EVERYWHERE)):
+            with pytest.raises(ValueError) if refused else contextlib.nullcontext():
+                data.require_sound(text)
 
 
 @pytest.mark.parametrize("sound", [
@@ -175,17 +210,8 @@ def test_white_space_of_sound_problems_stays(tmp_path, sound):
     assert loaded(tmp_path / "a.jsonl", json.dumps(row)) == [(sound, "1")]
 
 
-def test_html_entities_are_counted_and_stay(tmp_path, capsys):
-    texts = ["Is 3 &lt; 4?", "a&nbsp;b", "R&#38;D", "What&#x27;s up?", "5 &times; 6",
-             "a & b; c", "&;"]
-    write(tmp_path, rows(*texts))
-    assert [p.problem for p in load_problems(f"{tmp_path}/set.jsonl")] == texts
-    assert ("WARNING: 5 problems of set.jsonl with HTML entities, such as &lt;,"
-            in capsys.readouterr().out)
-
-
 # ---------------------------------------------------------------------------------------- the hub
-def test_names_lead_to_splits_for_training_and_evaluation(monkeypatch):
+def test_names_lead_to_splits_for_training_and_evaluation(monkeypatch, capsys):
     def rows(*texts):
         table = pa.table(dict(question=list(texts), answer=pa.array([1234.56] * len(texts), "f4")))
         return SimpleNamespace(with_format=lambda kind: table)
@@ -195,15 +221,22 @@ def test_names_lead_to_splits_for_training_and_evaluation(monkeypatch):
            ("me/odd", None): dict(aime=rows("e"), amc=rows("f"))}
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(
         load_dataset=lambda repo, config: hub[repo, config]))
-    monkeypatch.setattr(data, "ask_hub", lambda repo: None)
+    monkeypatch.setattr(data, "ask_hub", (asked := []).append)
     assert load_problems("gsm8k")[0] == Problem("a", "1234.56", "gsm8k/train/0", "gsm8k")
+    assert asked == ["openai/gsm8k"]  # whether it answers decides if only the cache is used
     for name, for_training, texts in (
             ("gsm8k", False, ["b"]), ("openai/gsm8k:main@test", True, ["b"]),
             ("me/only_train", False, ["c", "d"]),  # nobody can mend what is on the hub
             ("me/odd@amc", True, ["f"])):
         found = load_problems(name, for_training=for_training)
         assert [p.problem for p in found] == texts
-    assert data.expand("gsm8k,reinforce-ada")[:2] == ["gsm8k", "ra-math500"]
+    assert ("data: me/only_train: 2 problems (dropped 1 with control characters); the first gold "
+            "is '1234.56'\n") in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="^me/odd has no split test or train, only aime, amc: "):
+        load_problems("me/odd", for_training=False)
+    assert data.expand("gsm8k,reinforce-ada") == [
+        "gsm8k", "ra-math500", "ra-minerva", "ra-olympiadbench", "ra-aime-like"]
+    assert not data.is_own("builtin,gsm8k,held-out") and data.is_own("builtin,me/odd")
 
 
 # -------------------------------------------------------------------------------- several sets
@@ -214,12 +247,16 @@ def test_ids_differ_over_all_that_is_loaded_together(tmp_path):
         ("train.jsonl", "train.jsonl/train/0"), ("train.jsonl#2", "train.jsonl#2/train/0")]
     problems = load_problems(f"{one},{two},{one}", for_training=False)
     assert len({p.id for p in problems}) == len(problems) == 9
-    train, held_out = split(one, two)
-    assert [p.id for p in train + held_out] == [
-        f"train.jsonl/{split}/{i}" for split in ("train", "test") for i in range(3)]
+    for reward in ("", "mine.py:score"):  # which may need any column
+        train, held_out = split(one, two, reward=reward)
+        assert [p.id for p in train + held_out] == [
+            f"train.jsonl/{split}/{i}" for split in ("train", "test") for i in range(3)]
+        assert {len(p.row) for p in train + held_out} == {2 if reward else 0}
+    both = [load_problems("builtin", for_training=training) for training in (True, False)]
+    assert [*map(len, both)] == [6000, 240]
 
 
-def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path, capsys):
+def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path):
     """A prompt that is there twice would have two memories in ada-est, and be drawn twice."""
     one, two = numbered(tmp_path, 30, "a.jsonl"), numbered(tmp_path, 30, "b.jsonl", start=20)
     spaced = write(tmp_path, rows(" What is\n3 times  4?", "x"), "c.jsonl")
@@ -227,9 +264,6 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     loaded = load_problems(names)
     assert [p.problem for p in loaded] == [*(f"What is {i} times {i + 1}?" for i in range(50)), "x"]
     assert [p.id for p in loaded[29:31]] == ["a.jsonl/train/29", "b.jsonl/train/10"]
-    said = capsys.readouterr().out
-    assert "data: b.jsonl: 20 problems (dropped 10 double)" in said
-    assert "c.jsonl: 1 problem (dropped 1 with another gold than before" in said
     train, held_out = split(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
     assert len(load_problems(names, for_training=False)) == 30 + 30 + 2
@@ -248,42 +282,37 @@ def test_columns_named_for_ones_own_file_are_not_looked_for_in_a_benchmark(tmp_p
 
 
 # ----------------------------------------------------------------------------------------- held out
-def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path):
+def test_a_share_of_ones_own_file_is_held_out_at_least_one_and_never_all(tmp_path, capsys):
     file = numbered(tmp_path, 300)
     train, held_out = split(file, data.HELD_OUT)
     assert sorted(p.id for p in train + held_out) == sorted(p.id for p in load_problems(file))
     assert 20 <= len(held_out) <= 40
-    assert len(split(file, data.HELD_OUT, eval_questions=5)[1]) == 5
+    capsys.readouterr()
+    train, held_out = split(file, data.HELD_OUT, eval_questions=5)
+    assert len(held_out) == 5 and capsys.readouterr().out == (
+        "data: train.jsonl: 300 problems (dropped none); the first gold is '0'\n"
+        "data: 5 of the 300 problems held out for evaluation, by a hash of their texts "
+        "(--eval-data names another set instead)\n"
+        f"the first prompt, as the model sees it: {train[0].problem!r}\n")
+    with pytest.raises(SystemExit, match="^tiny reads only problems of --data builtin and builtin-"
+                                         "skills, and not 'What is .*: use --model SmolLM2-135M"):
+        split(file, data.HELD_OUT, model="tiny")
+    with pytest.raises(SystemExit, match="^All of .*train.jsonl is held out: use another"):
+        split(numbered(tmp_path, 1), data.HELD_OUT)
     for count in (2, 3, 10):
         train, held_out = data.hold_out(load_problems(numbered(tmp_path, count)), 100)
         assert train and held_out and len(train) + len(held_out) == count
 
 
-# Easily mixed up: the same digits, case or spaces aside, long texts and short ones.
-TEXTS = st.builds(str.format, st.sampled_from([
-    "A farmer has {a} cows and buys {b} more of them. How many cows are there now?", "{a}+{b}=?",
-    "{a}{b}+1=?", "{a} + {b} = ?", "What is {a} and {b}?", "what is {a} and {b}?"]),
-    a=st.integers(1, 30), b=st.integers(1, 30))
-GOLDS = st.integers(0, 60).map(str)
-ROWS = st.lists(st.builds(dict, problem=TEXTS, answer=GOLDS), min_size=2, max_size=80)
-MOST = st.sampled_from([1, 3, 10, 100])
-
-
-def texts_of(problems) -> list[str]:
-    return [" ".join(problem.problem.split()) for problem in problems]
-
-
-@given(ROWS, ROWS, MOST, st.randoms())
-def test_what_is_held_out_stays_so_when_rows_are_added(rows, more, most, rng):
+@pytest.mark.parametrize("most", [3, 20, 100])
+def test_what_is_held_out_stays_so_when_rows_are_added(tmp_path, most):
     """At the cap too nothing that was trained on is held out; below it, the other way round."""
-    known = data.sift(rows, "s", "train", "", False, None, {})
+    few, many = numbered(tmp_path, 200, "few.jsonl", start=200), numbered(tmp_path, 600)
     (train, held_out), (_, later) = [
-        map(texts_of, data.hold_out(rng.sample(problems, len(problems)), most))
-        for problems in (known, data.sift(more + rows, "s", "train", "", False, None, {}))]
-    assert not {*train} & {*later}
-    small = [p for p in known if int(data.fingerprint(p), 16) < 0.1 * 2**256]
-    if len(later) < most and small:
-        assert {*map(str.casefold, held_out)} <= {*map(str.casefold, later)}
+        [{problem.problem for problem in part}
+         for part in data.hold_out(load_problems(name), most)] for name in (few, many)]
+    assert not train & later and len(later) <= most
+    assert len(later) == most or held_out <= later
 
 
 COWS = "A farmer has 12 cows and buys 5 more of them."
@@ -308,7 +337,7 @@ def test_the_first_of_each_held_out_set_are_used_and_not_trained_on(tmp_path):
     assert len(train) == 7
 
 
-def test_overlap_ignores_typesetting_but_not_arithmetic():
+def test_overlap_ignores_typesetting_but_not_arithmetic(capsys):
     def problem(text, gold="1"):
         return Problem(text, gold, text, "s")
 
@@ -322,6 +351,19 @@ def test_overlap_ignores_typesetting_but_not_arithmetic():
         assert data.fingerprint(held[1]) == data.fingerprint(problem(text, gold))
     held.append(problem("Is 3 > 4?", ""))  # --reward: no golds
     assert drop_overlap(train, held) == train[2:]
+    assert capsys.readouterr().out == (
+        "data: dropped 2 training problems that the held-out set contains, too (compared by "
+        "letters and digits)\n")
+
+
+@pytest.mark.parametrize("drop, what", [
+    (False, "only the same string is right"), (True, "not trained on")])
+def test_golds_that_cannot_be_read_are_counted(capsys, drop, what):
+    grader = SimpleNamespace(check_golds=lambda golds: [gold.isdigit() for gold in golds])
+    problems = [Problem("p", gold, "1", "s") for gold in ("?", "7", "", "8")]
+    assert data.check_golds(problems, grader, drop) == (problems[1::2] if drop else problems)
+    assert capsys.readouterr().out == (
+        f"data: 2 of 4 golds cannot be read by math-verify, such as '?' ({what})\n")
 
 
 # ---------------------------------------------------------------------------------------- the order
@@ -336,6 +378,9 @@ def test_a_stream_shows_every_problem_once_per_epoch():
     for cursor in (3, 17, 3):  # where a run goes on, or what an interrupted step gives back
         again.cursor = cursor
         assert again.take(11) == sum(epochs, [])[cursor:cursor + 11]
+    one, other = data.Stream(problems, seed=1), data.Stream(problems, seed=11)
+    one.cursor, other.cursor = 110, 10  # in the epochs 11 and 1
+    assert one.take(10) != other.take(10)
 
 
 # -------------------------------------------------------------------------------------- for resume
@@ -344,6 +389,9 @@ def test_the_digest_notices_other_problems_and_other_prompts(tmp_path):
     digests = [data.digest(*split(names, "builtin", **how)) for names, how in (
         ("builtin", {}), ("builtin", dict(eval_questions=5)), ("builtin", dict(template="chat")),
         (file, {}))]
-    golds = {data.digest([data.Problem("7+15-4=?", gold, "1", "a")]) for gold in ("18", "8")}
-    assert len(golds) == 2
+    one, two = Problem("7+15-4=?", "18", "1", "a", prompt="p"), Problem("1+1=?", "2", "2", "a")
+    others = [replace(one, **{name: "other"}) for name in ("problem", "answer", "id", "prompt")]
+    sets = [[one, two]], [[two, one]], [[one], [two]], *([[other, two]] for other in others)
+    assert len({data.digest(*each) for each in sets}) == len(sets)
+    assert data.digest([one, two], [one]).startswith("2 + 1 problems, ")
     assert data.digest(*split("builtin", "builtin")) == digests[0] and len({*digests}) == 4

@@ -29,6 +29,10 @@ def judge(code, value=0):  # which says what happens in the fork
 def score(problem, completion):
     judge(completion, **problem)
     return 1
+
+def quick(code, compare=None):
+    exec(code, globals() | dict(compare=compare))
+    return "correct", str(os.getpid())
 """
 X, SLEEP = "pass", "time.sleep(10**6)"
 START_A_PROGRAM = "subprocess.Popen(['sleep', '1000000']); open(value, 'w').close()\n"
@@ -78,6 +82,7 @@ def wait_until(condition) -> None:
 @pytest.mark.parametrize("what, status, why", [
     ("1/0", "raised", "ZeroDivisionError: division by zero"),
     ("sys.exit(5)", "raised", "SystemExit: 5"),
+    ("raise ValueError('x' * 2**18)", "raised", "ValueError: xxx"),
     ("print('noise'); os.write(1, b'noise'); os.system('echo noise')", "correct", "0"),
     ("sys.stdin.read(); os.rmdir(os.getcwd()); os.environ.clear()", "correct", "0"),
     ("os.fork()", "correct", ""),  # a second process that answers too is not heard
@@ -101,6 +106,15 @@ def test_an_answer_that_cannot_be_sent_is_a_failure(file):
     with open_judge(file, "verifier") as grader:
         found = grader.grade([("status = {1}",), ("status = 'x' * 2**18",), (X,)])
     assert [one.status for one in found] == ["raised", "killed", "correct"]
+
+
+def test_a_judge_gets_no_fork_until_it_needs_compare(file):
+    codes = "pass", "compare and compare()", "1/0", "while True: pass", "pass"
+    with ForkingGrader(f"{file}:quick", workers=1, cpu_seconds=0.3) as grader:
+        here, forked, raised, slow, after = grader.grade([(code,) for code in codes])
+        assert [here.why, after.why] == [str(worker.pid) for worker in grader.workers]
+    assert (forked.status, raised.status) == ("correct", "raised") and forked.why != here.why
+    assert (slow.status, slow.why) == ("timeout", "past its time limit")
 
 
 @pytest.mark.parametrize("kind", ["verifier", "reward"])
@@ -136,14 +150,23 @@ def test_what_a_reward_has_started_or_written_ends_with_its_answer(file, tmp_pat
 
 
 def test_a_judge_has_no_secrets_and_limits(file, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
+    inherited = dict(LD_LIBRARY_PATH="/a", PYTHONHOME=sys.base_prefix, PYTHONPATH="/b")
+    for name, value in (inherited | dict(HF_TOKEN="secret")).items():
+        monkeypatch.setenv(name, value)
+    sees = inherited | dict(
+        PATH=os.environ["PATH"], PYTHONHASHSEED="0", SYMPY_GROUND_TYPES="python",
+        MPMATH_NOGMPY="1", OMP_NUM_THREADS="1")
     facts = {
-        "'HF_TOKEN' in os.environ": False, "os.environ['PYTHONHASHSEED']": "0",
+        "sorted({*os.environ.items()} - {(x, os.environ.get(x)) for x in ('LC_CTYPE', 'TMPDIR')})":
+            sorted(sees.items()),  # of these Python sets the first
         "os.environ['TMPDIR'] == tempfile.gettempdir() == os.getcwd()": True,
         "{os.readlink(f'/proc/self/fd/{n}') for n in range(3)}": {"/dev/null"},
         "resource.getrlimit(resource.RLIMIT_DATA)[0]": 2**30,
-        "0 < signal.getitimer(signal.ITIMER_PROF)[0] < 1.6": True}
-    with open_judge(file, "verifier") as grader:
+        "round(signal.getitimer(signal.ITIMER_PROF)[0], 1)": 1.5,
+        "__import__('gc').get_freeze_count() > 0": True,
+        "sys.seen": 7}
+    with open_judge(file, "verifier", examples=[("sys.seen = 7",)]) as grader:
+        assert grader.how["clock_seconds"] == 60  # docs/rewards.md
         for what, expected in facts.items():
             assert grader.ask(f"value = {what}").result().why == str(expected), what
         worker, = grader.workers

@@ -5,7 +5,6 @@ import runpy
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from helpers import ROOT, lines, run_program
 from models.problems import chains
@@ -18,10 +17,15 @@ from rewards import open_grader
 
 MINE = '''
 import os, sys
+from dataclasses import dataclass
 from decimal import Decimal
 import numpy as np
 from rewards import extract_answer
 from helper import TEN
+
+@dataclass
+class It:
+    x: "float"  # the module is looked up for this
 
 def score(problem, completion):
     return eval(completion)
@@ -54,7 +58,8 @@ def grader(tmp_path_factory):
     *((completion, number, {}) for completion, number in [
         ("True", 1.0), ("0.5", 0.5), ("-3.25", -3.25), ("np.float32(0.25)", 0.25), ("TEN", 10.0),
         ("Decimal('0.75')", 0.75), ("np.array(2.0)", 2.0), ("-1e6", -1e6), ("-0.0", 0.0),
-        (r"float(extract_answer('\\boxed{7}'))", 7.0)]),
+        (r"float(extract_answer('\\boxed{7}'))", 7.0), ("It(0.75).x", 0.75),
+        ("__file__.endswith('/mine.py')", 1.0)]),
     ("dict(right=1, format=0.25)", 1.25, dict(right=1.0, format=0.25)),
     ("dict(right=False, length=-1e6)", -1e6, dict(right=0.0, length=-1e6)),
     ("{'a': 0.1, 'b': 0.2, 'c': 0.3}", 0.6, dict(a=0.1, b=0.2, c=0.3)),  # 0.1 + 0.2 + 0.3 > 0.6
@@ -94,7 +99,11 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
     built_in, = load_problems("builtin", whole=True, limit=1)
     assert built_in.row.items() >= dict(problem=built_in.problem, id=built_in.id).items()
     monkeypatch.setenv("HOME", str(tmp_path))
-    require_function(f"~/{mine.name}:row")  # else SystemExit
+    for named in ("", f"{mine}:row", f"~/{mine.name}:row"):
+        require_function(named)
+    for odd in (f"{mine}", f"{tmp_path}/gone.py:row"):
+        with pytest.raises(SystemExit, match=f"^--reward takes FILE.py:FUNCTION .*, not {odd}.$"):
+            require_function(odd)
     with OwnReward(f"~/{mine.name}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
             answer = SimpleNamespace(text="four", raw="four<end>")
@@ -118,8 +127,8 @@ def test_a_function_with_a_parameter_raw_is_given_the_special_tokens(tmp_path, t
     ("a, raw", "multiple values for argument 'raw'"),
     ("completions, **kwargs", "its parameters are not"),  # TRL
     ("data_source, solution_str, ground_truth, extra_info=None", "its parameters are not"),  # verl
-    ("completion, problem", "its parameters are not"),
-    ("answer, problem", "its parameters are not")])
+    ("prompts, completions", "its parameters are not"),
+    *((takes, "its parameters are not") for takes in ("completion, gold", "answer, problem"))])
 def test_what_cannot_be_called_is_refused_before_anything_is_sampled(tmp_path, takes, why, capfd):
     """Python's own traceback says why."""
     (tmp_path / "a.py").write_text(f"def score({takes}): pass")
@@ -134,17 +143,6 @@ def test_all_of_a_run_is_rewarded_by_one_function(mine):
         mine.write_text(MINE.replace("eval(completion)", "2"))
         found = grader.grade([({}, "os.kill(os.getppid(), 9)"), ({}, "0.5"), ({}, "0.6")])
         assert [verdict.status for verdict in found] == ["killed", "wrong", "correct"]
-
-
-@pytest.mark.slow
-def test_a_file_that_imports_torch_is_loaded_anew(tmp_path):
-    """So no GPU context is forked, and torch fits into the limit of memory."""
-    (tmp_path / "mine.py").write_text(
-        "import torch\nSEED = torch.initial_seed()\ndef score(row, text):\n"
-        "  return dict(is_ours=SEED == 1234, mean=torch.ones(3).mean())")
-    torch.manual_seed(1234)
-    with OwnReward(f"{tmp_path}/mine.py:score", 0.5, workers=1) as grader:
-        assert grader.grade([({}, "")])[0].parts == {"reward/is_ours": 0, "reward/mean": 1}
 
 
 # ------------------------------------------------------------------------------ the examples
@@ -229,7 +227,3 @@ def test_the_tiny_model_learns_a_reward_of_ones_own_on_ones_own_file(tmp_path):
             assert (s["reward/steps"], s["reward/ended"]) == (share, 0.01 * ended)
             assert s["reward"] == share + 0.01 * ended
             assert s["status"] == ("correct" if s["reward"] > 0.9 else "wrong")
-    for row in [*lines(tmp_path / "runs/mine/metrics.jsonl"), before, after]:
-        mean = row["avg"] if "avg" in row else row["reward_first_round"]
-        assert row["reward/steps"] + row["reward/ended"] == pytest.approx(mean)
-        assert 0 < row["reward/ended"] <= 0.01

@@ -105,6 +105,12 @@ def test_a_jinja_file_makes_the_whole_prompt(tokenizer, tmp_path, name, source, 
     assert prompts == [expected.replace("{}", text) for text in texts]
 
 
+def test_a_file_without_turns_gets_one_sentence(tmp_path):
+    for content in ("{", '{"role": "user"}', '[{"role": "user"}]', "[1]"):
+        with pytest.raises(SystemExit, match="^--template cannot read .*a.json .*: it takes reinf"):
+            prompts.read_template(str(file(tmp_path, "a.json", content)))
+
+
 # ------------------------------------------------------------------------ the model's chat template
 @pytest.mark.parametrize("template, words", [
     ("{{ raise_exception('" + ESCAPE + "') }}", "owned"),
@@ -118,18 +124,6 @@ def test_a_chat_template_that_fails_or_hides_the_problem_gets_one_sentence(
 
 
 # ------------------------------------------------------------------------------ counted and shown
-def test_prompts_are_tokenized_in_slices_and_are_the_same(tokenizer, monkeypatch):
-    """A tokenizer needs 12 kB for each prompt of one call, and 300,000 of them took 4.7 GB."""
-    texts, calls, call = [f"{i}+1=?" for i in range(10)], [], type(tokenizer).__call__
-    whole = asked(tokenizer, "chat", *texts)
-    monkeypatch.setattr(type(tokenizer), "__call__", lambda self, some, **how: (
-        calls.append(len(some)) or call(self, some, **how)))
-    for size, sizes in ((3, [3, 3, 3, 1]), (5, [5, 5])):
-        calls.clear()
-        monkeypatch.setattr(prompts, "SLICE", size)
-        assert asked(tokenizer, "chat", *texts) == whole and calls == sizes
-
-
 def test_control_tokens_of_the_model_are_counted(tokenizer, capsys):
     texts = "1+1=?", "1<|endoftext|>", "<|im_end|>", "<|pad|>?" + ESCAPE
     asked(tokenizer, "chat", *texts)  # <|im_end|> is none of this model
@@ -141,7 +135,10 @@ def test_control_tokens_of_the_model_are_counted(tokenizer, capsys):
 def test_over_long_prompts_are_dropped_and_counted(tokenizer, capsys):
     texts = "x" * 3, "x" * 10, "x" * 11
     assert [len(p.prompt) for p in asked(tokenizer, "none", *texts, longest=10)] == [3, 10]
-    assert "data: dropped 1 of 3 problems" in capsys.readouterr().out
+    assert capsys.readouterr().out == (
+        "data: dropped 1 of 3 problems with a prompt over 10 tokens (longest: 11)\n")
+    with pytest.raises(SystemExit, match="^Every prompt of s is over 2 tokens: raise --max-prompt"):
+        asked(tokenizer, "none", *texts, longest=2)
 
 
 # -------------------------------------------------------------------------- the end of an answer
@@ -169,6 +166,10 @@ LAYOUTS = {
                       "<|end_of_text|> <|pad|> <|start_of_role|> <|end_of_role|> <|end_of_turn|> "
                       "<|end",  # with which the end of a turn begins
                       GRANITE, "<|end_of_text|> <|end_of_turn|>"),
+    "names of today": ("<|end_of_text|>", "<|pad|>", None, None,
+                       "<|end_of_text|> <|pad|> <|im_end|> <|endoftext|> <|eot_id|>",
+                       "{{ messages[-1].content }}",  # it writes no end
+                       "<|end_of_text|> <|im_end|> <|endoftext|> <|eot_id|>"),
 }
 
 
@@ -223,6 +224,17 @@ def test_stop_adds_tokens_and_names_the_known_ends_where_there_is_no_such_token(
         with pytest.raises(SystemExit, match="--stop: .* known ends: <eos>, <end_of_turn>") as stop:
             stop_ids(model, "chat", odd)
         assert str(stop.value).isprintable()
+
+
+def test_the_known_ends_are_printed(tokenizer, tmp_path, capsys):
+    """One that the tokenizer does not have is shown as a number."""
+    (tmp_path / "config.json").write_text('{"eos_token_id": 383}')
+    end = tokenizer.eos_token_id
+    for rows, ends, words in ((384, [end, 383], "<|endoftext|>, 383"),
+                              (0, [], "no token, so name one with --stop TOKEN")):
+        model = SimpleNamespace(tokenizer=tokenizer, embedded=rows, folder=tmp_path)
+        assert stop_ids(model, "none") == ends
+        assert capsys.readouterr().out == f"an answer ends at {words}\n"
 
 
 def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):

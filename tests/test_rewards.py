@@ -1,7 +1,7 @@
 """The verifier: labelled tables, boxes, hostile answers, and verdicts that are remembered.
 
 tests/reward_cases.jsonl holds whole completions: gold, completion, expected reward and its reason,
-`verdict`, the status that is pinned here, and what plain math-verify 0.9.0 says with the gold as it
+`verdict`, the status that is pinned here, and what math-verify 0.9.0 alone says with the gold as it
 is (`plain`) and inside a box (`plain_boxed`). tests/answer_pairs.jsonl holds which answers are
 `correct` and `wrong` beside a gold, which right ones are `missed` and which wrong ones `accepted`,
 and which answer is found in completions. `decision` says why an answer counts as it does:
@@ -12,15 +12,13 @@ and which answer is found in completions. `decision` says why an answer counts a
 6  number words, repeating decimals, dates, times, moduli, domains of parameters, renamed variables
    and ratios are read as they are written, and "and" is not told from "or"
 """
+import contextlib
 import os
 import random
 import re
-import signal
-from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import rewards
 from course.submission import Overtime, time_limit
@@ -56,43 +54,17 @@ def score(grader, gold: str, completion: str, *style) -> float:
 
 
 # ------------------------------------------------------------------------------------ the table
-def test_a_sample_of_the_table_gets_the_pinned_verdicts(grader):
-    """All that strings decide, and a tenth of what math-verify has to."""
+@pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_table_gets_the_pinned_verdicts(grader, step):
+    """All that strings decide, and a tenth or all of what math-verify has to."""
     quick = [(case, quickly(case["gold"], case["completion"])) for case in CASES]
-    undecided = [case for case, found in quick if not found][::10]
-    found = [(case["verdict"], status[0]) for case, status in quick if status]
+    undecided = [case for case, found in quick if not found][::step]
+    found = [(case, status[0]) for case, status in quick if status]
     verdicts = grader.grade([(case["gold"], case["completion"]) for case in undecided])
-    found += [(case["verdict"], one.status) for case, one in zip(undecided, verdicts)]
-    assert len(found) > 1300
-    assert [pinned for pinned, _ in found] == [status for _, status in found]
-
-
-@pytest.mark.slow
-def test_the_table_beats_plain_math_verify(grader, capsys):
-    verdicts = grader.grade([(case["gold"], case["completion"]) for case in CASES])
-    changed = [(case, verdict.status) for case, verdict in zip(CASES, verdicts)
-               if case["verdict"] != verdict.status]
+    found += [(case, one.status) for case, one in zip(undecided, verdicts)]
+    changed = [(case, status) for case, status in found if status != case["verdict"]]
     assert not changed, "a verdict is not the pinned one: a new error, or one less (then pin that)"
-    for name, said in {"here": [verdict.reward for verdict in verdicts],
-                       "math-verify with the gold boxed": [case["plain_boxed"] for case in CASES],
-                       "math-verify with the bare gold": [case["plain"] for case in CASES]}.items():
-        pairs = [(case["expected"], int(reward)) for case, reward in zip(CASES, said)]
-        right, accepts = sum(a == b for a, b in pairs) / len(pairs), pairs.count((0, 1))
-        with capsys.disabled():
-            print(f"\n{name}: {right:.1%} right, {accepts} false accepts")
-        assert name != "here" or right > 0.955 and accepts <= 10
-    assert len({(case["gold"], case["completion"]) for case in CASES}) == len(CASES)
-    assert all(case["reason"] for case in CASES)
-
-
-@pytest.mark.slow
-def test_the_recorded_verdicts_of_plain_math_verify_are_its_verdicts():
-    from math_verify import parse, verify
-
-    for case in random.Random(1).sample(CASES, 20):
-        gold, completion = case["gold"], parse(case["completion"])
-        assert int(verify(parse(gold), completion)) == case["plain"], case
-        assert int(verify(parse(f"\\boxed{{{gold}}}"), completion)) == case["plain_boxed"], case
+    assert len(found) > 1300
 
 
 @pytest.mark.parametrize("row", pairs("gold"))
@@ -157,10 +129,12 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last(grader):
     assert extract_answer(text + ", i.e. 4.5e33 or so", "minerva") == "4.5e33"
     assert extract_answer("7" + " " * 6000, "minerva") is None  # only the end is looked at
     assert extract_answer(r"\boxed{5} and 9", "minerva") == "5"
-    assert score(grader, "42", "First 41, finally 42.", "minerva") == 1
+    problem, rollout = SimpleNamespace(answer="42"), SimpleNamespace(text="First 41, finally 42.")
+    for style, reward in (("minerva", 1), ("", 0)):
+        grader.submit("any key", problem, rollout, style=style)
+        assert grader.result("any key").reward == reward
     assert score(grader, "1.4142135", boxed("1.4142"), "minerva") == 1
     assert score(grader, "1.4142135", boxed("1.4142")) == 0
-    assert score(grader, "42", "First 41, finally 42.") == 0
     assert extract_answer(r"42, so \boxed{4", "minerva") is None
 
 
@@ -177,52 +151,44 @@ def test_a_lack_of_memory_is_not_called_unreadable(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------ the spelling
-@pytest.mark.parametrize("words, unit", [
-    ("cm", True), ("Hours", True), ("km per hour", True), ("kPa", True),
-    ("zorkmids", True), ("ripe pears in a basket", True),
-    ("thousandth", False), ("k dollars", False), ("maybe more", False),
-    ("million years", False), ("half", False), ("not sure", False), ("sevenths", False),
-    ("dozens", False), ("p.m.", False), ("degrees below zero", False), ("minus four", False),
-    ("of the sort that is wrong", False)])
-def test_any_words_are_a_unit_unless_they_change_the_value(words, unit):
-    for text in (f"5 {words}", rf"5 \text{{ {words}}}", rf"5\,\mathrm{{({words})}}"):
-        assert (clean(text) == "5") == unit, text
+UNITS = ("cm, Hours, km per hour, kPa, zorkmids, ripe pears in a basket, months, minutes, mm, "
+         "essays, orders, thetas")
+NO_UNITS = (  # they change the value, take it back, or are mathematics
+    "half, halves, third, thirds, quarter, quarters, sevenths, thousandth, tens, dozen, dozens, "
+    "pair, pairs, hundred, hundreds, thousand, thousands, billion, trillions, lakh, lakhs, "
+    "percentage, double, twice, squared, cubed, factorial, base, mod, over, minus, plus, negative, "
+    "less, more, below, about, least, most, than, not, no, wrong, maybe, if, except, is, was, "
+    "a.m., pm, p.m., k, M, theta, e, million years, k dollars, degrees below zero, minus four, "
+    "not sure, of the sort that is wrong, 万, 亿, 千, 百, 十, 半, 倍, x = m, x < m, m!, why?")
 
 
-SPELLINGS = ("{n}/{d}", "\\frac{{{n}}}{{{d}}}", "\\dfrac {{{n}}}{{{d}}}", "{n} / {d}",
-             "$\\frac{{{n}}}{{{d}}}$.", "\\text{{The answer is }} {n}/{d}", "{{{n}/{d}}}",
-             "\\frac{{{n}}}{{{d}}} \\text{{ cm}}")
+def test_any_words_are_a_unit_unless_they_change_the_value():
+    for words in (UNITS + ", " + NO_UNITS).split(", "):
+        for text in (f"5 {words}", rf"5 \text{{ {words}}}", rf"5\,\mathrm{{({words})}}"):
+            assert (clean(text) == "5") == (words in UNITS.split(", ")), text
 
 
-@given(st.fractions(-50, 50, max_denominator=30), st.sampled_from(SPELLINGS), st.integers(1, 9))
-def test_each_spelling_of_a_fraction_is_that_fraction(value, spelling, times):
-    """Reduced or not; and once more as a decimal."""
-    text = boxed(spelling.format(n=times * value.numerator, d=times * value.denominator))
-    assert quickly(str(value), text)[0] == "correct"
-    assert quickly(str(value), boxed(f"{float(value):.9f}"))[0] == "correct"
-    assert quickly(str(value + Fraction(1, 31)), text)[0] == "wrong"
+def test_every_step_is_shown(grader, monkeypatch, capsys):
+    monkeypatch.setattr(rewards, "Grader", lambda workers: contextlib.nullcontext(grader))
+    for argv, path, why in (
+            (["--gold", "x+1", "--completion", r"so \boxed{\frac12+x}"], "math-verify", "x+1"),
+            (["--gold", "7", "--completion", r"\boxed{\frac12+x}"], "strings and fractions", "7")):
+        monkeypatch.setattr("sys.argv", ["rewards.py", *argv])
+        rewards.main()
+        assert capsys.readouterr().out.splitlines() == [
+            r"box      '\\frac12+x'", f"gold     '{why}' -> '{why}'",
+            r"answer   '\\frac12+x' -> '\\frac{1}{2}+x'", f"path     {path}",
+            rf"verdict  wrong, reward 0.0: {why} and \frac{{1}}{{2}}+x"]
 
 
 # ------------------------------------------------------------------ what was asked before
-def test_a_worker_that_was_killed_once_decides_the_same_question_afterwards():
-    with Grader(workers=1) as grader:
-        assert score(grader, "1", r"\boxed{x}") == 0  # the worker has started
-        worker, = grader.workers
-        os.kill(worker.pid, signal.SIGSTOP)  # so it cannot decide before it is killed
-        asked = grader.ask(r"\sqrt{2}", r"\boxed{\frac{2}{\sqrt{2}}}")
-        os.kill(worker.pid, signal.SIGKILL)
-        assert asked.result().status == "killed"
-        assert score(grader, r"\sqrt{2}", r"\boxed{\frac{2}{\sqrt{2}}}") == 1
-        verdicts = {(gold, box): one.status for (gold, box, _), one in grader.known.items()}
-        assert verdicts == {("1", "x"): "wrong", (r"\sqrt{2}", r"\frac{2}{\sqrt{2}}"): "correct"}
-
-
 @pytest.mark.parametrize("status", NO_VERDICT)
 def test_only_a_verdict_is_remembered(monkeypatch, status):
     verdicts = iter([Verdict(status), Verdict("correct")])
     monkeypatch.setattr(ForkingGrader, "ask_worker", lambda *question: next(verdicts))
     with Grader(workers=1) as grader:
         found = [grader.ask_worker("7", r"\boxed{7.0}").status for _ in range(3)]
+        assert [*grader.known] == [("7", "7.0", "")]
     assert found == [status, "correct", "correct"]
 
 
@@ -252,7 +218,6 @@ LONG = [
     " ".join(f"\\boxed{{{k}}}" for k in range(7000)), "\\boxed 1" * 14_000, "{" * 100_000,
     "\\boxed{" + "\\frac{1}{" * 9000 + "}" * 9001, "\\boxed{" * 14_000 + "}" * 14_000,
     "^(" * 50_000, "\\boxed{" + "a\u0301" * 50_000 + "}", "\x00" * 100_000, "",
-    ("\\boxed{2}" + " " * 79) * 1000, "\\boxed{x=" * 12_000, "}" * 100_000,
     "\\boxed{41} is wrong, since. " * 3500, "\n" * 100_000, "½√²≤" * 25_000,
 ]
 
