@@ -26,14 +26,13 @@ from typing import Annotated
 import tyro
 
 from parts.config import (NO_NONE, Auto, Bounds, CommonFlags, Count, CountOrOff, check_numbers,
-                          common_effects, in_one_sentence, preset, require_effect, require_named,
-                          with_home)
+                          common_effects, in_one_sentence, preset, require_effect, require_named)
 from parts.data import HELD_OUT, Problem, check_golds, digest, fingerprint, load_problems
 from parts.evaluation import compare, draw_samples, in_order, means_Q, report_all, say_lost
 from parts.files import append, keep_rows, read_json, read_rows, take, write_json
 from parts.grader import NO_VERDICT, PART, require_function
 from parts.machine import Machine, this_machine
-from parts.models import TINY, Model, digest_of_model, find_model, require_context
+from parts.models import TINY, Model, digest_of_model, find_model
 from parts.prompts import add_prompts, read_template, stop_ids
 from parts.run_folder import (digests_of_files, find_adapter, require_same, run_of, settings,
                               versions)
@@ -77,7 +76,6 @@ def parse(argv: list[str] | None = None) -> Flags:
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
-    argv = with_home(argv)
     with in_one_sentence("eval.py"):
         given = tyro.cli(Flags, args=argv, prog="eval.py", config=NO_NONE,
                          description="avg@k and pass@k with 95 % intervals")
@@ -140,7 +138,6 @@ def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
         machine = this_machine()
     model = find_model(flags.model)
     config = settle(flags, machine, model)
-    require_context(model, config.max_prompt_tokens, config.max_tokens)
     run, contents = run_of(config.adapter), dict(model=model.digest)
     if run:
         require_same(run, contents)

@@ -8,9 +8,10 @@ import importlib.util
 import os
 import re
 import sys
+from collections import namedtuple
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Literal, TypeVar, get_type_hints
 
 import tyro
 
@@ -19,7 +20,7 @@ from parts.run_folder import settings
 from parts.data import BUILTIN, HELD_OUT, is_own
 from parts.grader import require_function
 from parts.machine import Machine, build_for_cpu, fit_in_memory, in_one_line, this_machine
-from parts.models import TINY, Model, check_family, find_model, require_context, resolve_model
+from parts.models import TINY, Model, check_family, find_model
 from parts.prompts import TEMPLATES, read_template
 from parts.text import listed, prepare_streams, shown
 
@@ -60,13 +61,7 @@ RESUMABLE = frozenset({
 
 
 # ------------------------------------------------------------------------------ the flags
-class Bounds(NamedTuple):
-    """The smallest and largest value of a setting."""
-
-    least: float
-    most: float
-
-
+Bounds = namedtuple("Bounds", "least most")  # the smallest and largest value of a setting
 T = TypeVar("T")
 NO_NONE = (tyro.conf.DisallowNone,)  # no flag takes the word None
 # A flag whose default depends on the model or the machine; its help text states the default
@@ -207,7 +202,6 @@ def parse(argv: list[str] | None = None) -> Config:
 
     Ends the program with code 2 and one sentence if they cannot work.
     """
-    argv = with_home(argv)
     with in_one_sentence("minirl.py"):
         given = tyro.cli(
             Config, args=argv, prog="minirl.py", config=NO_NONE,
@@ -221,7 +215,6 @@ def parse(argv: list[str] | None = None) -> Config:
         require_named(stored, given)
         config = tyro.cli(Config, args=argv, default=Config(**stored), config=NO_NONE)
         require_unchanged(config, stored)
-        resolve_model(config.model)  # ends here if there is no such model
         config = replace(config, name=name_of(config))
         check(config, vars(Config()) | stored)
         if config.report_to != "none" and not importlib.util.find_spec(config.report_to):
@@ -242,13 +235,6 @@ def parse_before_torch() -> Config:
     if config.model in TINY:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     return config
-
-
-def with_home(argv: list[str] | None) -> list[str]:
-    """The flags, with the user's folder for each ~. A shell leaves it in --data=~/a.csv,~/b.csv."""
-    home = os.path.expanduser("~/")
-    return [re.sub(r"(^|[=,])~/", lambda found: found[1] + home, flag)
-            for flag in (sys.argv[1:] if argv is None else argv)]
 
 
 @contextlib.contextmanager
@@ -296,7 +282,6 @@ def settle(config: Config) -> tuple[Config, Model]:
     with in_one_sentence("minirl.py"):
         machine = this_machine()
         settled = with_defaults(config, model, machine)
-    require_context(model, settled.max_prompt_tokens, settled.max_tokens)
     chosen = {name: value for name, value in vars(settled).items()
               if name in PRESETS["small"] and getattr(config, name) is None}
     if chosen:

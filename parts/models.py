@@ -157,23 +157,6 @@ def loading(what: str, path: str):
 
 
 # ------------------------------------------------------------------------------ what is checked
-def require_context(model: Model, max_prompt_tokens: int, max_tokens: int) -> None:
-    """Raises SystemExit if prompt and answer may have more tokens than the model can read.
-
-    With LongRoPE only its original context counts. Beyond that, vLLM takes the long factors for
-    every text, but transformers takes them for long texts only.
-    """
-    context = max_prompt_tokens + max_tokens
-    longest = getattr(model.config, "max_position_embeddings", context)
-    rope = getattr(model.config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        longest = rope["original_max_position_embeddings"]
-    if context > longest:
-        raise SystemExit(
-            f"Prompt and answer may have {max_prompt_tokens} + {max_tokens} tokens, but at most "
-            f"{longest} work with {shown(model.path)}: lower --max-prompt-tokens or --max-tokens.")
-
-
 def check_family(config) -> None:
     """Raises SystemExit for a model that cannot be trained here, from its config alone."""
     if getattr(config, "quantization_config", None):

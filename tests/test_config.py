@@ -1,6 +1,9 @@
 """Settings: their ranges, their defaults, names that become folders."""
 import math
+import os
 import re
+import sys
+from types import SimpleNamespace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -8,9 +11,9 @@ import pytest
 import eval as evaluation  # the module has the name of a builtin
 from helpers import ROOT
 from parts import config as config_module
-from parts.config import PRESETS, Config, bounds_of, check, check_numbers, name_of
+from parts.config import PRESETS, Config, bounds_of, check, check_numbers, name_of, size_of
 from parts.models import SMOLLM
-from world import CPU, known_model, settled
+from world import CARD, CPU, known_model, settled
 
 
 @pytest.mark.parametrize("settings", [
@@ -18,29 +21,53 @@ from world import CPU, known_model, settled
     dict(sampler="uniform", weighting="unbiased"), dict(max_rounds_all_correct=4),
     dict(objective="grpo", importance="none"), dict(objective="cispo", weight_cap=2.0),
     dict(importance="none", weight_cap=2.0), dict(clip=False), dict(eps_low=0.1),
-    dict(replay="r2"), dict(mini_batches=2, clip=False, eps_high=0.1)])
-def test_a_setting_without_effect_is_refused(settings):
+    dict(replay="r2"), dict(mini_batches=2, clip=False, eps_high=0.1), dict(sampler="gvm", n=5),
+    dict(sampler="uniform", N=5), dict(sampler="ada-est", drop_unresolved=True), dict(sleep=True),
+    dict(sampler="ada-pos", max_rounds_all_correct=1), dict(engine_memory=0.3),
+    dict(n=8, M=8, N=1, weighting="unbiased")])
+def test_a_setting_without_effect_is_refused(settings, monkeypatch):
     """Else somebody would take its value for the reason of a result."""
-    with pytest.raises(ValueError, match=" has no effect "):
+    monkeypatch.setattr(config_module, "build_for_cpu", lambda: True)
+    with pytest.raises(ValueError, match=f"^{[*settings][-1]} has no effect w"):
         check(Config(**settings), vars(Config()))
 
 
-SAMPLERS = {"n", "M", "N", "threshold", "max_rounds_all_correct"}  # SamplerConfig.validate
+@pytest.mark.parametrize("settings", [
+    dict(threshold=0.5, reward="a.py:f"), dict(columns="a,b", data="org/a"), dict(weight_cap=2.0),
+    dict(columns="a,b", data="math500", eval_data="org/a"), dict(max_rounds_all_correct=3),
+    dict(sampler="uniform", n=9), dict(sampler="gvm", weighting="unbiased"), dict(sleep=True),
+    dict(sampler="ada-pos", N=5, drop_unresolved=True), dict(sampler="uniform", weighting="log"),
+    dict(weighting="unbiased"), dict(importance="none"), dict(mini_batches=2, eps_low=0.1),
+    dict(mini_batches=2, clip=False), dict(mini_batches=2, replay="r2"), dict(replay="r3"),
+    dict(objective="grpo", advantage="pool-mean", weighting="log"), dict(engine_memory=0.3)])
+def test_a_setting_with_an_effect_is_accepted(settings, monkeypatch):
+    monkeypatch.setattr(config_module, "build_for_cpu", lambda: False)
+    check(Config(**settings), vars(Config()))
+
+
+RANGES = {  # docs/settings.md: where 0 has a meaning, it is allowed
+    (1, 10**6): "max_prompt_tokens max_tokens engine_sequences lora_alpha eval_questions eval_k "
+                "batch_prompts M mini_batches steps micro_tokens k",
+    (0, 10**6): "warmup_steps keep_every eval_every log_groups limit",
+    (1e-9, 1e9): "eps_low eps_high lr", (0, 1e9): "weight_cap max_grad_norm",
+    (-1e9, 1e9): "threshold", (0.01, 0.99): "engine_memory", (1, 512): "lora_rank",
+    (0.01, 100): "Config.temperature", (0, 100): "Flags.temperature", (0, 2**32 - 1): "seed"}
 
 
 @pytest.mark.parametrize("cls", [Config, evaluation.Flags])
-def test_every_number_has_a_range_of_which_both_ends_are_allowed(cls):
+def test_every_number_has_its_range_of_which_both_ends_are_allowed(cls):
     for name, hint in get_type_hints(cls, include_extras=True).items():
-        if not (bounds := bounds_of(hint)):
-            assert not {int, float} & {hint, *get_args(hint)} or name in SAMPLERS, name
+        if not (bounds := bounds_of(hint)):  # SamplerConfig.validate looks at the others
+            assert not {int, float} & {hint, *get_args(hint)} or name in (
+                "n", "M", "N", "threshold", "max_rounds_all_correct"), name
             continue
         (least, most), = bounds
+        assert {name, f"{cls.__name__}.{name}"} & {*RANGES[least, most].split()}
         for value in (least, most):
             check_numbers(cls(**{name: value}))
         for value in (least - abs(least) / 2 - 1e-9, -most - 1, 2 * most, math.nan, math.inf):
             with pytest.raises(ValueError, match=f"^{name} must be from .* to .*, not "):
                 check_numbers(cls(**{name: value}))
-    check_numbers(cls())
 
 
 @pytest.mark.parametrize("flags, words", [
@@ -76,13 +103,64 @@ def written(value) -> list:
     return [float(x) if re.fullmatch(r"[\d.e-]+", str(x)) else x for x in values]
 
 
-def test_flags_go_before_what_a_small_model_has(tmp_path):
+@pytest.mark.parametrize("model, data, eval_data, template", [
+    ("tiny", "builtin", "builtin", "chat"), ("tiny-skills", *["builtin-skills"] * 2, "chat"),
+    (SMOLLM, "builtin-words", "builtin-words", "three-examples"),
+    ("Qwen2.5-Math-1.5B", "RLHFlow/reinforce_ada_simple_prompt_1-5b", "math500", "reinforce-ada"),
+    ("org/a", "agentica-org/DeepScaleR-Preview-Dataset", "math500", "reinforce-ada")])
+def test_each_model_has_its_problems_and_its_prompt(model, data, eval_data, template):
+    config = settled(model=model)
+    assert (config.data, config.eval_data, config.template) == (data, eval_data, template)
+
+
+@pytest.mark.parametrize("billions, on_cpu, on_card", [
+    (0.449, "small", "small"), (0.494, "small", "large"), (0.74, "small", "large"),
+    (0.76, "large", "large"), (1.5, "large", "large")])
+def test_the_size_of_a_model_is_rounded_as_in_its_name(billions, on_cpu, on_card):
+    model = SimpleNamespace(base="a", empty=SimpleNamespace(num_parameters=lambda: billions * 1e9))
+    assert [size_of(model, machine) for machine in (CPU, CARD)] == [on_cpu, on_card]
+
+
+@pytest.mark.parametrize("model, users, threads", [
+    ("tiny-moe", None, "1"), ("tiny", "3", "3"), (SMOLLM, None, None)])
+def test_a_built_in_model_gets_one_thread_if_the_user_does_not_say_otherwise(
+        monkeypatch, model, users, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if users:
+        monkeypatch.setenv("OMP_NUM_THREADS", users)
+    monkeypatch.setattr(sys, "argv", ["minirl.py", "--model", model])
+    monkeypatch.setattr(config_module, "prepare_streams", lambda: None)
+    assert config_module.parse_before_torch().model == model
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+
+
+def test_a_run_prints_the_defaults_that_were_chosen_and_what_follows_from_the_machine(
+        monkeypatch, capsys):
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setattr(config_module, "find_model", known_model)
+    given = {name: PRESETS["tiny"][name] for name in (
+        "M steps lr batch_prompts warmup_steps eval_k eval_every eval_questions template").split()}
+    for model, machine in ((SMOLLM, CPU), ("Qwen2.5-Math-1.5B", CARD)):
+        monkeypatch.setattr(config_module, "this_machine", lambda: machine)
+        config_module.settle(Config(model=model, data="gsm8k", **given))
+    assert capsys.readouterr().out == (
+        "defaults for a small model: max_prompt_tokens = 640, max_tokens = 160, "
+        "eval_data = held-out\n"
+        "CPU: float32, merge sync, 896 tokens per pass, 1 GiB for the engine's cache "
+        "(VLLM_CPU_KVCACHE_SPACE)\n"
+        "defaults for a large model: max_prompt_tokens = 1024, max_tokens = 3000, "
+        "eval_data = held-out\n"
+        "a card: bfloat16, adapter sync, 16,384 tokens per pass, 36.0 of 80.0 GiB for the engine "
+        "(--engine-memory 0.45)\n")
+
+
+def test_flags_go_before_what_a_small_model_has():
     own = settled(model=SMOLLM, lr=1e-4, max_tokens=64)
     assert (own.lr, own.steps, own.max_tokens, own.M, own.n) == (1e-4, 20, 64, 4, 4)
     assert settled(model=SMOLLM, data="builtin-words") == settled(model=SMOLLM)
     assert {settled(model=SMOLLM, sampler=rule).M for rule in ("gvm", "ada-pos", "uniform")} == {8}
     elsewhere = settled(model=SMOLLM, data="mine.jsonl")
-    assert (elsewhere.eval_data, elsewhere.max_tokens) == ("held-out", 160)
+    assert (elsewhere.eval_data, settled(data="mine.jsonl").max_tokens) == ("held-out", 64)
     off = dict(clip=False, eval_every=0, warmup_steps=0, weight_cap=0.0, eval_first=False)
     assert off.items() <= vars(settled(model=SMOLLM, mini_batches=2, **off)).items()
 
@@ -95,7 +173,7 @@ def test_a_reward_of_ones_own_gets_the_bare_problem():
 
 
 def test_what_a_mixture_of_experts_replays():
-    for mini_batches, replay in {1: "none", 2: "r2", 4: "r3", 8: "r3"}.items():
+    for mini_batches, replay in {1: "none", 2: "r2", 3: "r3", 24: "r3"}.items():
         assert settled(model="tiny-moe", mini_batches=mini_batches).replay == replay
         assert settled(mini_batches=mini_batches).replay == "none"
 
@@ -106,3 +184,4 @@ def test_a_name_that_leaves_the_runs_folder_or_is_too_long_is_refused(settings):
     with pytest.raises(ValueError, match="must be a plain folder name") as refused:
         name_of(Config(**settings))
     assert str(refused.value).isprintable()
+    assert name_of(Config(model="org/a", sampler="gvm", seed=3)) == "a-gvm-seed3"

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from parts.evaluation import (bootstrap, compare, draw_samples, evaluate, in_ord
 from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import files
-from parts.config import parse as config_of
 from parts.data import GROUPS, Problem, digest, hold_out, load_problems
 from parts.machine import GB, Machine
 from parts.models import MODELS
@@ -347,21 +345,6 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert ("unless a flag is given, model and settings are those of the run: model = tiny-skills, "
             "template = none, max_prompt_tokens = 99, max_tokens = 33, stop = ?, "
             "temperature = 0.9, data = held-out, k = 2\n") in capsys.readouterr().out
-
-
-def test_a_path_in_the_home_is_found_whichever_flag_names_it(tmp_path, monkeypatch):
-    """A shell leaves the ~ of `--adapter=~/x` and of `--data a,~/b` as it is."""
-    own_run(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "judge.py").write_text("score = len")
-    (tmp_path / "turns.json").write_text('[{"role": "user", "content": "{problem}"}]')
-    shutil.copytree(MODEL, tmp_path / "model")
-    asked = dict(model="~/model", data="gsm8k,~/mine.jsonl", template="~/turns.json",
-                 reward="~/judge.py:score", adapter="~/runs/own", out="~/out")
-    found = vars(settled(*(f"--{name}={value}" for name, value in asked.items())))
-    for name, value in asked.items():
-        assert found[name].startswith(value.replace("~", str(tmp_path)))
-    assert config_of(["--eval-data=~/mine.jsonl"]).eval_data == f"{tmp_path}/mine.jsonl"
 
 
 def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_path, capsys):

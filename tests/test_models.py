@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import huggingface_hub
 import pytest
 import torch
+import transformers
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
@@ -27,7 +28,6 @@ def load(name):
     model = models.find_model(name)
     models.check_family(model.config)
     assert model.empty.num_parameters()
-    models.require_context(model, 8, 8)
     assert model.tokenizer and model.folder
     return load_model(model.path, "float32")
 
@@ -70,62 +70,63 @@ def without_words(folder):
 
 @pytest.mark.parametrize("harm, words", [
     (lambda folder: change(folder, tie_word_embeddings=False), "no lm_head.weight"),
-    (beside("adapter_model.safetensors"), "adapter_.* is next to"),
-    (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)), "is next to"),
+    (beside("consolidated.safetensors"), "ValueError: consolidated.safetensors is next to model.s"),
+    (lambda folder: (of_an_index(folder), beside("model.safetensors")(folder)),
+     "Cannot load the weights of .*: ValueError: model.safetensors is next to model-00001-of-00001"
+     ".safetensors: move one of them elsewhere"),
     (lambda folder: change_weights(folder, lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
      "no weights for model.layers.1.mlp.up_proj.weight: repair or replace it"),
     (without_words, "tokenizer .*vocabulary is empty"),
-    *((lambda folder, one=one: change(folder, **one), words) for one, words in (
-        (dict(max_position_embeddings=15),
-         "8 . 8 tokens, but at most 15 .*: lower --max-prompt-tokens or"),
-        (dict(quantization_config=dict(quant_method="gptq", bits=4)), "quantized.*before quant")))])
+    (lambda folder: change(folder, quantization_config=dict(quant_method="gptq", bits=4)),
+     "quantized.*before quant")])
 def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     folder = shutil.copytree(TINY, tmp_path / "model")
-    change(folder, max_position_embeddings=16)
     harm(folder)
     with pytest.raises(SystemExit, match=words) as end:
         load(str(folder))
     assert str(end.value).isprintable()
 
 
-@pytest.mark.parametrize("family, old", [("phi3", True), ("llama", False)])
-def test_with_longrope_only_the_original_context_can_be_trained(tmp_path, family, old):
-    """Beyond it, vLLM takes the long factors for all texts, transformers for long ones only."""
-    rope = dict(short_factor=[1.0] * 16, long_factor=[4.0] * 16)  # published files say it so:
-    rope |= dict(type="longrope") if old else dict(
-        rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=64)
-    folder = shutil.copytree(model_folder(family), tmp_path / "model")
-    change(folder, original_max_position_embeddings=64, max_position_embeddings=256,
-           **{"rope_scaling" if old else "rope_parameters": rope})
-    model = models.find_model(str(folder))
-    models.require_context(model, 32, 32)
-    with pytest.raises(SystemExit, match="at most 64 "):
-        models.require_context(model, 32, 33)
-
-
-def test_mistrals_own_files_are_not_read(tmp_path, monkeypatch):
+def test_a_tokenizer_is_read_without_its_programs_and_without_mistrals_own_files(
+        tmp_path, monkeypatch):
     """transformers would take another tokenizer where mistral-common is installed."""
-    from transformers.models.auto import tokenization_auto
+    asked = []
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda path, **how: (
+        asked.append(how) or (lambda *_, **__: dict(input_ids=[1]))))
+    assert models.Model("", str(tmp_path), None).tokenizer
+    assert asked == [dict(trust_remote_code=False, mistral_format=False)]
 
-    folder = shutil.copytree(model_folder("mistral"), tmp_path / "model")
-    said = json.loads((folder / "tokenizer_config.json").read_text()) | dict(
-        tokenizer_class="LlamaTokenizer")
-    (folder / "tokenizer_config.json").write_text(json.dumps(said))
-    plain, words = load(str(folder)), models.find_model(str(folder)).tokenizer.get_vocab()
-    beside("consolidated.safetensors")(folder)
-    (folder / "params.json").write_text('{"dim": 2, "n_layers": 1}')
-    (folder / "tokenizer.model.v3").write_bytes(b"not what Hugging Face reads")
-    with pytest.raises(SystemExit, match="consolidated.safetensors is next to model.safetensors"):
-        assert models.find_model(str(folder)).folder  # vLLM would read both
-    in_shards(folder)
-    asked = []  # as where mistral-common is installed
-    names = tokenization_auto.TOKENIZER_MAPPING_NAMES
-    monkeypatch.setitem(names, "mistral", "MistralCommonBackend")
-    monkeypatch.setattr(tokenization_auto, "_use_mistral_format",
-                        lambda *_, mistral_format=None, **more: asked.append(mistral_format))
-    assert torch.equal(load(str(folder)).lm_head.weight, plain.lm_head.weight)
-    assert models.find_model(str(folder)).tokenizer.get_vocab() == words
-    assert asked == [False, False]  # None would be a look for Mistral's files
+
+# ------------------------------------------------------------------------------------------ names
+@pytest.mark.parametrize("name, found", [
+    *((name, name) for name in ("tiny-moe", "org/a.b", str(TINY))),
+    ("Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"), ("llama-3", "meta-llama/llama-3"),
+    ("SmolLM2-360M", "HuggingFaceTB/SmolLM2-360M"),
+    *((name, None) for name in ("./x/y", "~/x", "/x/y", "gpt2", "qwen/x/y", "../x", "org/"))])
+def test_a_name_without_an_owner_is_that_of_a_known_family(name, found):
+    if found:
+        assert models.resolve_model(name) == found
+    else:
+        with pytest.raises(SystemExit, match=f"^There is no model {name}: give a folder that "):
+            models.find_model(name)
+
+
+@pytest.mark.parametrize("there, on_hub", [(True, True), (False, True), (False, False)])
+def test_smollm_is_that_of_the_hub_unless_its_folder_has_been_made(
+        tmp_path, monkeypatch, there, on_hub):
+    asked, folder = [], tmp_path / models.SMOLLM
+    if there:
+        folder.mkdir()
+    missing = None if on_hub else errors.LocalEntryNotFoundError("no network")
+    monkeypatch.setattr(models, "CACHE", tmp_path)
+    monkeypatch.setattr(models, "ask_hub", lambda *how: asked.append(how))
+    monkeypatch.setattr(smollm, "make", lambda folder: shutil.copytree(TINY, folder))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", mock.Mock(side_effect=missing))
+    hub = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert models.fetch_smollm() == (hub if on_hub and not there else str(folder))
+    assert asked == ([] if there else [(hub, "model")])
+    if not on_hub:
+        assert models.find_model(models.SMOLLM).path == str(folder)
 
 
 def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(monkeypatch, capsys):
@@ -149,6 +150,7 @@ def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypat
     """Nothing of it is downloaded but what was asked for: no pickle."""
     def download(name, allow_patterns, ignore_patterns):
         assert not any(fnmatch.fnmatch("pytorch_model.bin", one) for one in allow_patterns)
+        assert ignore_patterns == ["*/*", "consolidated*"]  # nor Mistral's own weights
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
@@ -161,21 +163,6 @@ def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypat
     (folder / "model.safetensors").unlink()
     with pytest.raises(OSError, match="no file named model.safetensors"):
         load_model(str(folder), "float32")
-
-
-def test_code_of_a_model_is_never_run(tmp_path, capsys):
-    """transformers would ask "run the custom code? [y/N]", and `yes |` would answer."""
-    (tmp_path / "evil.py").write_text(
-        f"open({str(tmp_path / 'owned')!r}, 'w')\nclass C: pass\nclass T: pass\n")
-    for file, content in dict(
-            config=dict(model_type="evil", auto_map=dict(AutoConfig="evil.C")),
-            tokenizer_config=dict(auto_map=dict(AutoTokenizer=["evil.T", None]))).items():
-        (tmp_path / f"{file}.json").write_text(json.dumps(content))
-    place = str(tmp_path)
-    for read in (lambda: models.find_model(place), lambda: models.Model("", place, None).tokenizer):
-        with pytest.raises(SystemExit, match="contains custom code"):
-            read()
-    assert not (tmp_path / "owned").exists() and "[y/N]" not in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------ what is trained
@@ -209,22 +196,3 @@ def test_other_weights_than_those_known_are_refused(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="not those known"):
         smollm.make(tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_weights_that_cannot_be_widened_leave_no_folder_behind(tmp_path, monkeypatch):
-    before = [*sys.path]
-    monkeypatch.setattr(smollm, "unpack", lambda folder: None)
-    monkeypatch.setattr(smollm, "widen", lambda weights, own: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        smollm.make(tmp_path / "made")
-    assert sys.path == before and list(tmp_path.iterdir()) == []
-
-
-def test_another_process_may_make_the_folder_faster(tmp_path, monkeypatch):
-    before = [*sys.path]
-    monkeypatch.setattr(smollm, "unpack", lambda folder: None)
-    monkeypatch.setattr(smollm, "widen", lambda weights, own: [
-        shutil.copytree(TINY, folder) for folder in (own, tmp_path / "made")])
-    smollm.make(tmp_path / "made")
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]  # nothing half-made stays
-    assert sys.path == before

@@ -143,6 +143,7 @@ def silent(key, problem, rollout) -> float:
 
 
 CPU = Machine(card="", memory=64 * GB, dtype="float32")
+CARD = Machine(card="a card", memory=80 * GB, dtype="bfloat16")
 SIZES = dict(  # of models that nobody downloads for a test
     small=dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
                num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True),
