@@ -13,7 +13,6 @@ import random
 import tempfile
 import warnings
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy
 import torch
@@ -29,6 +28,7 @@ MEANT = ("vLLM did not start ({}). Its gpu_memory_utilization is --engine-memory
          "the sum of --max-prompt-tokens and --max-tokens, its dtype minirl.py's --rollout-dtype. "
          "Other causes: --model, --sync, another program on the GPU, or minirl.py's "
          "--kv-cache-dtype.")
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has space for one of these
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Engine:
             dtype="bfloat16" if dtype == "fp8" else dtype, kv_cache_dtype=kv_cache_dtype,
             enable_prefix_caching=not (routes and self.on_cpu))  # the recorder needs every token
         options |= (cpu_options(max_model_len) if self.on_cpu else
-                    gpu_options(memory_share, sleep, routes, max_model_len, max_num_seqs))
+                    gpu_options(memory_share, sleep, routes, max_num_seqs))
         if sync_mode == "adapter":
             options |= adapter_options(architecture, lora_rank, dtype, self.on_cpu, routes)
         if dtype == "fp8":
@@ -255,8 +255,7 @@ def cpu_options(max_model_len: int) -> dict:
                 max_num_batched_tokens=max(4096, max_model_len))
 
 
-def gpu_options(memory_share: float, sleep: bool, routes: bool, max_model_len: int,
-                max_num_seqs: int) -> dict:
+def gpu_options(memory_share: float, sleep: bool, routes: bool, max_num_seqs: int) -> dict:
     # vLLM records graphs of its kernels for each of these numbers of tokens at every start, and
     # pads a batch to the next one. By itself it would record three times as many. A batch has a
     # token for each running answer, and in a few steps also those of new prompts.
@@ -266,18 +265,16 @@ def gpu_options(memory_share: float, sleep: bool, routes: bool, max_model_len: i
     return dict(gpu_memory_utilization=memory_share, enable_sleep_mode=sleep,
                 enable_return_routed_experts=routes,
                 compilation_config=dict(cudagraph_capture_sizes=sorted(sizes)),
-                max_num_batched_tokens=max(8192, max_model_len))
+                max_num_batched_tokens=8192)
 
 
 def adapter_options(architecture, rank: int, dtype: str, on_cpu: bool, routes: bool) -> dict:
     """vLLM's options for serving the trainer's adapter. Raises SystemExit if vLLM cannot."""
-    from vllm.config.lora import MaxLoRARanks
-
     if on_cpu and routes or dtype == "float32" and not on_cpu:
         raise SystemExit("vLLM cannot serve an adapter of an MoE model on a CPU, or in float32 on "
                          "a GPU: use --sync merge.")
-    fitting = [r for r in sorted(get_args(MaxLoRARanks)) if r >= max(rank, 8)]
-    return dict(enable_lora=True, max_loras=1, max_lora_rank=fitting[0],
+    return dict(enable_lora=True, max_loras=1,
+                max_lora_rank=next(fitting for fitting in LORA_RANKS if fitting >= rank),
                 lora_target_modules=adapted_layers(architecture))
 
 

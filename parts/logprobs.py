@@ -36,7 +36,7 @@ def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05,
     all is padding. With a `policy`, `tokens` is raised if its rows share tokens that are computed
     only once.
     """
-    if policy and rows:
+    if policy:
         tokens = tokens_at_once(policy, rows, tokens)
     batches = [[]]
     real, closed = 0, 0  # tokens so far; area (rows x longest row) of the finished batches
@@ -47,7 +47,7 @@ def micro_batches(rows: list[Sequence], tokens: int, padding: float = 0.05,
             closed += len(batches[-1]) * len(batches[-1][-1].ids)
             batches.append([])
         batches[-1].append(row)
-    return batches if rows else []
+    return batches
 
 
 def token_logprobs(policy, rows: list[Sequence], temperature=1.0, chunk_bytes=CHUNK_BYTES):

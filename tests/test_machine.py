@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers import ROOT
 from models_small import policy
 from parts import machine
 from parts.engine import configure_vllm
@@ -13,7 +14,7 @@ from world import CPU, known_model, settled
 
 
 @pytest.mark.parametrize("card, flags, settings", [
-    ((8, 80), {}, ("bfloat16", "adapter", 16384)), ((7, 15), {}, ("float16", "adapter", 8192)),
+    ((8, 20), {}, ("bfloat16", "adapter", 16384)), ((7, 15), {}, ("float16", "adapter", 8192)),
     ((7, 15), dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000)),
     (None, {}, ("float32", "merge", 4096))])
 def test_the_settings_of_a_run_follow_the_card(monkeypatch, card, flags, settings):
@@ -38,6 +39,9 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
              f"{group}/memory.stat": f"active_file 7\n{files}\n", f"{group}/inner/{limit}": "max"}
     monkeypatch.setattr(machine, "read", lambda file: texts.get(str(file), ""))
     assert machine.free_bytes() == 2100
+    stat = texts.pop(f"{group}/memory.stat")  # as in gVisor
+    assert machine.free_bytes() == 2000
+    texts[f"{group}/memory.stat"] = stat
     texts[f"{group}/{used}"] = "0\n"
     assert machine.free_bytes() == 4096  # the machine's own
 
@@ -47,7 +51,9 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
     (4.8, dict(dtype="bfloat16"), (760, 820)), (5.5, dict(lora_rank=64), (460, 520)),
     (6.61, dict(cache="2"), (620, 680)), (5.71, dict(engine_sequences=512), (620, 680)),
     (5.22, dict(rollout_dtype="bfloat16"), (620, 680)), (16, dict(micro_tokens=3000), (3000, 3000)),
-    (16, dict(cache="30"), "33.2 GiB, but 14.4 .* 30.0 for the engine's cache .VLLM_CPU_KV"),
+    (16, dict(cache="30"), "33.2 GiB, but 14.4 GiB are free for it. The parts are 30.0 for the "
+     "engine's cache .VLLM_CPU_KVCACHE_SPACE., 0.2 for its logits .--engine-sequences., 1.1 for "
+     "weights .--model, --lora-rank., 1.3 for libraries, 0.6 for a pass .--micro-tokens, or "),
     (16, dict(cache="0"), "must be a whole number from 1, not '0'"),
     (16, dict(engine_sequences=20_000), " 14.6 for its logits .--engine-sequences")])
 def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short(
@@ -63,6 +69,28 @@ def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short
             per_pass(**flags)
     else:
         assert tokens[0] <= per_pass(**flags) <= tokens[1]
+
+
+@pytest.mark.parametrize("builds, gpu, on_cpu", [
+    (["vllm-cpu"], False, True), (["vllm-cpu"], True, True), (["vllm"], True, False)])
+def test_the_build_decides_where_a_run_takes_place_and_its_memory_is_logged(
+        monkeypatch, builds, gpu, on_cpu):
+    monkeypatch.setattr(machine.importlib.metadata, "distributions",
+                        lambda name: [build for build in builds if build == name])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * GB)
+    assert machine.build_for_cpu.__wrapped__() == on_cpu
+    resident = machine.psutil.Process().memory_info().rss / 2**30
+    assert machine.memory_gb() == pytest.approx(3 if gpu else resident, rel=0.2)
+    builds, gpu = ["vllm"], False
+    with pytest.raises(SystemExit, match="no GPU is visible"):
+        machine.build_for_cpu.__wrapped__()
+
+
+def test_the_lock_of_the_gpu_environment_has_the_versions_that_are_asked_for():
+    asked, lock = ([line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+                   for name in ("requirements.txt", "requirements-gpu-lock.txt"))
+    assert {line for line in asked if line} <= {*lock}
 
 
 @pytest.mark.slow
