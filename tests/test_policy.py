@@ -1,4 +1,5 @@
 """The trainer's model: its adapted layers and precisions, and adapters from other programs."""
+import contextlib
 import json
 
 import pytest
@@ -42,6 +43,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():
         trained.get_base_model().model.layers[0].mlp.register_forward_pre_hook(
             lambda *_: calls.append(checkpointing))
         found.append(gradients(trained))
+        assert not trained.config.use_cache  # the keys and values of a pass are not kept, either
     assert calls == [False, True, True]  # again in the backward pass, instead of being kept
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -92,9 +94,11 @@ def test_the_adapter_is_scaled_by_alpha_over_rank_begins_as_nothing_and_follows_
         assert torch.equal(a[name], b[name]) and not torch.equal(a[name], other[name])
 
 
-@pytest.mark.parametrize("dtype, ampere, shares", [
-    ("float16", False, False), ("float32", True, False), ("bfloat16", True, True)])
-def test_keys_are_shared_only_where_flash_attention_can_do_it(dtype, ampere, shares, monkeypatch):
+@pytest.mark.parametrize("dtype, device, ampere, shares", [
+    ("float16", "cuda", False, False), ("float32", "cuda", True, False),
+    ("bfloat16", "cuda", True, True), ("float32", "cpu", False, True)])
+def test_keys_are_shared_only_where_flash_attention_can_do_it(
+        dtype, device, ampere, shares, monkeypatch):
     """Flash needs 16 bits, capability 8.0 and no mask. Elsewhere torch 2.13 would store every score
     if keys were shared. Rows of two lengths, so that a mask for the padding would be seen, too."""
     from transformers.integrations import sdpa_attention
@@ -109,7 +113,7 @@ def test_keys_are_shared_only_where_flash_attention_can_do_it(dtype, ampere, sha
     monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", sdpa_attention.use_gqa_in_sdpa)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
     monkeypatch.setattr(policy_module, "computes_in_bfloat16", lambda: ampere)
-    policy_module.spare_attention(dtype, "cuda")
+    policy_module.spare_attention(dtype, device)
     token_logprobs(trained, ROWS[:1] + [Sequence(list(range(9)), 5)])
     assert {*asked} == {(True, shares)}
 
@@ -125,10 +129,26 @@ def test_an_adapter_that_is_not_plain_lora_is_refused(tmp_path, name, value):
         policy_module.load_adapter(str(MODELS / "tiny"), str(tmp_path), "float32")
 
 
-def test_an_adapter_of_the_head_is_refused(tmp_path):
-    """The engine would merge it into the embeddings too if they share weights."""
-    made = get_peft_model(load_model(str(MODELS / "tiny"), "float32"), LoraConfig(
-        target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
+@pytest.mark.parametrize("layer, warning", [
+    ("lm_head", ""),  # the engine would merge it into the embeddings too if they share weights
+    ("v_proj", "WARNING: this adapter names org/other as its model, not {}\n")])
+def test_a_plain_adapter_is_loaded_unless_it_is_of_the_head(tmp_path, capsys, layer, warning):
+    tiny = str(MODELS / "tiny")
+    made = get_peft_model(load_model(tiny, "float32"), LoraConfig(
+        target_modules=["q_proj", layer], task_type="CAUSAL_LM", r=3, lora_alpha=5,
+        lora_dropout=0.1, use_rslora=True, layers_to_transform=[1], revision="v2"))
+    if warning:
+        made.peft_config["default"].base_model_name_or_path = "org/other"
     made.save_pretrained(tmp_path, save_embedding_layers=False)
-    with pytest.raises(SystemExit, match="lm_head.*outside of the layers"):
-        policy_module.load_adapter(str(MODELS / "tiny"), str(tmp_path), "float32")
+    with contextlib.nullcontext() if warning else pytest.raises(
+            SystemExit, match=r"of rank 3 does not fit .*lm_head\S+ is outside of the layers\.$"):
+        assert policy_module.load_adapter(tiny, str(tmp_path), "float32")[1] == 3
+    assert capsys.readouterr().out == warning.format(tiny)
+
+
+def test_the_scale_of_the_loss_is_for_float16_only():
+    scale = policy_module.loss_scale("float16", "cpu")
+    assert scale.state_dict() == dict(scale=2.0**20, growth_factor=2.0, backoff_factor=0.5,
+                                      growth_interval=200, _growth_tracker=0)
+    assert not any(policy_module.loss_scale(dtype, "cpu").is_enabled()
+                   for dtype in ("float32", "bfloat16"))

@@ -110,26 +110,45 @@ def test_what_breaks_later_is_seen_within_three_steps(how):
 
 def test_a_resumed_run_is_probed_with_the_texts_of_its_first_start(monkeypatch):
     """The engine draws them from torch's global state."""
-    monkeypatch.setattr(probe, "Probe", lambda *_, **__: torch.rand(1).item())
-    dense = SimpleNamespace(routing=None)
-    drawn = [probe.start_probe(settled(seed=seed), None, dense, []) for seed in (1, 1, 2)]
+    asked, held_out = [], [*range(70)]
+    monkeypatch.setattr(probe, "Probe", lambda *how, **more: (
+        asked.append((how, more)) or torch.rand(1).item()))
+    dense, mixture = SimpleNamespace(routing=None), SimpleNamespace(routing="replay")
+    flags = dict(rollout_dtype="float16", kv_cache_dtype="fp8", temperature=0.7, seed=1)
+    drawn = [probe.start_probe(settled(**more), "engine", policy, held_out) for more, policy in (
+        (flags, dense), (dict(seed=1, max_tokens=1), mixture), (dict(seed=2), dense))]
     assert drawn[0] == drawn[1] != drawn[2]
+    assert asked == [(("engine", policy, held_out[:64]), dict(
+        tolerances=bounds, max_tokens=tokens, temperature=temperature))
+        for policy, bounds, tokens, temperature in (
+            (dense, EIGHT, 63, 0.7), (mixture, (0.2, 0.05), 1, 1.0), (dense, EXACT, 63, 1.0))]
+
+
+def test_what_is_tolerated_follows_the_lowest_precision():
+    assert (EXACT, HALF, EIGHT) == ((1e-4, 0.05), (0.2, 0.2), (1.0, 0.6))
+    assert tolerances("float32", "bfloat16", "auto", mixture=False) == HALF
+    assert tolerances("bfloat16", "float32", "auto", mixture=True) == HALF
+    assert tolerances("float32", "fp8", "auto", mixture=False) == EIGHT
 
 
 @pytest.mark.parametrize("bounds, tokens", [(HALF, TOKENS), (EXACT, TOKENS // 2)])
-def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling(bounds, tokens):
+def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling(
+        bounds, tokens, monkeypatch, capsys):
     """The trainer sorts the texts by length. Later checks are at temperature 1."""
     policy, lengths = small_policy(), [30, 4, 17, 9] * 20
     engine = NoisyEngine(policy, temperature=0.7)
-    probe = probed(engine, policy, bounds, lengths, temperature=0.7, max_tokens=99)
-    count = len(probe.rows)
-    assert sorted(row.prompt_length for row in probe.rows) == sorted(lengths[:count])
-    assert tokens - 62 < sum(len(row.ids) for row in probe.rows) <= tokens
-    assert {row.length for row in probe.rows} == {LONGEST}
-    torch.testing.assert_close(probe.of_engine(), probe.trainer(), atol=1e-5, rtol=0)
+    made = probed(engine, policy, bounds, lengths, temperature=0.7, max_tokens=99)
+    count = len(made.rows)
+    assert sorted(row.prompt_length for row in made.rows) == sorted(lengths[:count])
+    assert tokens - 62 < sum(len(row.ids) for row in made.rows) <= tokens
+    assert {row.length for row in made.rows} == {LONGEST}
+    torch.testing.assert_close(made.of_engine(), made.trainer(), atol=1e-5, rtol=0)
+    assert capsys.readouterr().out == (
+        f"probe: trainer and engine agree on {count} texts and a trial change of weights\n")
     with judged(False):
         probed(engine, policy, EXACT, lengths)
-    assert tolerances("float32", "bfloat16", "auto", mixture=False) == HALF
+    monkeypatch.setattr(probe, "TOKENS", 1)  # one text is looked at in any case
+    assert len(probed(engine, policy, bounds, lengths, temperature=0.7).rows) == 1
 
 
 def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_one():
