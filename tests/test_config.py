@@ -154,6 +154,14 @@ def test_a_run_prints_the_defaults_that_were_chosen_and_what_follows_from_the_ma
         "(--engine-memory 0.45)\n")
 
 
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SystemExit):
+        config_module.parse(["--report-to", "wandb"])
+    assert capsys.readouterr().err == (
+        "minirl.py: --report-to needs a package: pip install wandb\n")
+
+
 def test_flags_go_before_what_a_small_model_has():
     own = settled(model=SMOLLM, lr=1e-4, max_tokens=64)
     assert (own.lr, own.steps, own.max_tokens, own.M, own.n) == (1e-4, 20, 64, 4, 4)

@@ -13,12 +13,10 @@ from engines import random_ids
 from models_small import move, second
 from parts import probe
 from parts.logprobs import Sequence, token_logprobs
-from parts.probe import LONGEST, TOKENS, Probe, tolerances, slope
+from parts.probe import LONGEST, TOKENS, Probe, slope
 from world import settled
 
-EXACT = tolerances("float32", "float32", "auto", mixture=False)
-HALF = tolerances("bfloat16", "bfloat16", "auto", mixture=False)
-EIGHT = tolerances("bfloat16", "bfloat16", "fp8", mixture=False)
+EXACT, HALF, EIGHT = (1e-4, 0.05), (0.2, 0.2), (1.0, 0.6)  # bounds by the engine's precision
 
 
 def broken(policy, how: str):
@@ -109,26 +107,21 @@ def test_what_breaks_later_is_seen_within_three_steps(how):
 
 
 def test_a_resumed_run_is_probed_with_the_texts_of_its_first_start(monkeypatch):
-    """The engine draws them from torch's global state."""
-    asked, held_out = [], [*range(70)]
+    """The engine draws them from torch's global state. The lowest precision decides the bounds."""
+    asked, drawn, held_out = [], [], [*range(70)]
     monkeypatch.setattr(probe, "Probe", lambda *how, **more: (
-        asked.append((how, more)) or torch.rand(1).item()))
-    dense, mixture = SimpleNamespace(routing=None), SimpleNamespace(routing="replay")
-    flags = dict(rollout_dtype="float16", kv_cache_dtype="fp8", temperature=0.7, seed=1)
-    drawn = [probe.start_probe(settled(**more), "engine", policy, held_out) for more, policy in (
-        (flags, dense), (dict(seed=1, max_tokens=1), mixture), (dict(seed=2), dense))]
+        asked.append((how, more)) or drawn.append(torch.rand(1).item())))
+    for flags, routing, bounds in (
+            (dict(seed=1), None, EXACT), (dict(seed=1, max_tokens=1), "replay", (0.2, 0.05)),
+            (dict(rollout_dtype="bfloat16", temperature=0.7), None, HALF),
+            (dict(dtype="float16", rollout_dtype="float32"), "replay", HALF),
+            (dict(rollout_dtype="fp8"), None, EIGHT), (dict(kv_cache_dtype="fp8"), None, EIGHT)):
+        config, policy = settled(**flags), SimpleNamespace(routing=routing)
+        probe.start_probe(config, "engine", policy, held_out)
+        assert asked.pop() == (("engine", policy, held_out[:64]), dict(
+            tolerances=bounds, max_tokens=max(1, config.max_tokens - 1),
+            temperature=config.temperature))
     assert drawn[0] == drawn[1] != drawn[2]
-    assert asked == [(("engine", policy, held_out[:64]), dict(
-        tolerances=bounds, max_tokens=tokens, temperature=temperature))
-        for policy, bounds, tokens, temperature in (
-            (dense, EIGHT, 63, 0.7), (mixture, (0.2, 0.05), 1, 1.0), (dense, EXACT, 63, 1.0))]
-
-
-def test_what_is_tolerated_follows_the_lowest_precision():
-    assert (EXACT, HALF, EIGHT) == ((1e-4, 0.05), (0.2, 0.2), (1.0, 0.6))
-    assert tolerances("float32", "bfloat16", "auto", mixture=False) == HALF
-    assert tolerances("bfloat16", "float32", "auto", mixture=True) == HALF
-    assert tolerances("float32", "fp8", "auto", mixture=False) == EIGHT
 
 
 @pytest.mark.parametrize("bounds, tokens", [(HALF, TOKENS), (EXACT, TOKENS // 2)])
