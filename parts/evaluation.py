@@ -13,7 +13,6 @@ from tqdm import tqdm
 from parts.data import MEASURED
 from parts.files import finite
 from parts.grader import lost, mean_parts
-from parts.text import counted
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -146,20 +145,16 @@ def report(rows: list[dict], k: int) -> dict:
 
 
 def say_lost(reports: list[dict]) -> str:
-    """`no verdict on 3 of 64 answers, 1 question left out`; "" if there is a verdict on each."""
+    """`no verdict on 3 of 64 answers`; "" if there is a verdict on each."""
     failed = sum(lost(one["verdicts"]) for one in reports)
     asked = sum(sum(one["verdicts"].values()) for one in reports)
-    left_out = sum(one["left_out"] for one in reports)
-    without = f", {counted(left_out, 'question')} left out" if left_out else ""
-    return f"no verdict on {failed} of {asked} answers{without}" if failed else ""
+    return f"no verdict on {failed} of {asked} answers" if failed else ""
 
 
 def report_by_set(rows: list[dict], k: int) -> dict[str, dict]:
     """{name of a set: its `report`}."""
-    sets = {}
-    for row in rows:
-        sets.setdefault(row["data"], []).append(row)
-    return {name: report(of_set, k) for name, of_set in sets.items()}
+    names = dict.fromkeys(row["data"] for row in rows)
+    return {name: report([row for row in rows if row["data"] == name], k) for name in names}
 
 
 def report_all(rows: list[dict], k: int, weights: dict[str, float]) -> dict:

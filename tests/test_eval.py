@@ -47,10 +47,10 @@ B = [[0, 1, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]]
 def test_a_summary_has_a_report_of_each_set_and_their_weighted_mean(capsys, weights):
     """Also if the sets are mixed, as a share of several files is."""
     sets = dict(a=rows_of(A, "a"), b=rows_of(B, "b"))
-    for row in sets["a"]:
-        row |= {"reward/part": row["reward"] / 2, "tokens": 11}
     sets["b"][0] |= dict(finish_reason="length", status="timeout", reward=None, why="too\nslow")
-    sets["b"][2]["status"] = "no_box"
+    sets["b"][2] |= dict(status="no_box", tokens=22)
+    for row in sets["b"][1:]:
+        row["reward/part"] = row["reward"] / 2
     rows = sorted(sum(sets.values(), []), key=lambda row: row["id"])
     summary = evaluation.show_results("title", rows, dict(k=4, reward="", weights=weights))
     assert summary["sets"] == {name: report(rows, 4) for name, rows in sets.items()}
@@ -62,16 +62,15 @@ def test_a_summary_has_a_report_of_each_set_and_their_weighted_mean(capsys, weig
     assert capsys.readouterr().out == f"""
 title
 a, 4 questions: avg@4 {a}
-  pass@4 75.0%, correct 50.0%, no_box 0.0%, truncated 0.0%, verifier_failures 0.0%, 11 tokens
-  reward/part 25.0%
+  pass@4 75.0%, correct 50.0%, no_box 0.0%, truncated 0.0%, verifier_failures 0.0%, 10 tokens
 b, 3 questions: avg@4 {b}
-  pass@4 100.0%, correct 72.7%, no_box 9.1%, truncated 8.3%, verifier_failures 8.3%, 10 tokens
+  pass@4 100.0%, correct 72.7%, no_box 9.1%, truncated 8.3%, verifier_failures 8.3%, 11 tokens
+  reward/part 36.4%
 weighted: {weighted}
 WARNING: no verdict on 1 of 28 answers, such as answer 0 of 0: timeout, too\\nslow
 """
-    assert say_lost([dict(verdicts=dict(wrong=2, killed=1), left_out=1)] * 2) == (
-        "no verdict on 2 of 6 answers, 2 questions left out")
-    assert say_lost([dict(verdicts=dict(wrong=2), left_out=0)]) == ""
+    assert say_lost([dict(verdicts=dict(wrong=2, killed=1))] * 2) == "no verdict on 2 of 6 answers"
+    assert say_lost([dict(verdicts=dict(wrong=2))]) == ""
 
 
 # ---------------------------- estimators (pass@k and bootstrap are proved by the checks of lab 8)
@@ -108,36 +107,15 @@ def test_a_report_against_its_raw_rows(k):
         verdicts=Counter(row["status"] for row in rows))
 
 
-@pytest.mark.parametrize("lost", [[(0, 0)], [(1, 0), (1, 1), (1, 2), (1, 3)], [(2, 3), (3, 0)]])
-def test_answers_without_a_verdict_count_as_if_they_had_not_been_asked_for(lost):
-    """In parts of the reward, weighted mean and paired difference."""
-    rows, kept = rows_of(A) + rows_of(B, "b"), rows_of(A) + rows_of(B, "b")
-    for row in (*rows, *kept):
-        row["reward/part"] = row["reward"] / 2
-    for q, s in lost:
-        rows[4 * q + s] |= dict(reward=None, status="raised", why="")
-        del rows[4 * q + s]["reward/part"]
-        kept[4 * q + s] = None
-    of_Q = [[row for row in kept[i:i + 4] if row] for i in range(0, 28, 4)]
-    means = [[mean(row["reward"] for row in one) for one in part if one]
-             for part in (of_Q[:4], of_Q[4:])]
-    summary = report_all(rows, 4, dict(a=2, b=1))
-    for found in summary["sets"].values():
-        assert found["reward/part"] == pytest.approx(found["correct"] / 2)
-    assert summary["weighted"] == bootstrap(means, [2, 1])
-    before = [mean(question) for question in B + A]  # other results to the same seven questions
-    for now, then in ((rows, before), (rows_of(B + A), evaluation.means_Q(rows, 4))):
-        now = [row | dict(data="a") for row in now]
-        changed = compare(now, 4, then, dict(a=1))["a"]
-        both = [a - b for a, b in zip(evaluation.means_Q(now, 4), then) if None not in (a, b)]
-        assert changed | bootstrap([both]) == changed and changed["questions"] == len(both)
-
-
 # ---------------------------------------------------------------------------------------- intervals
 @pytest.mark.parametrize("weights", [dict(a=1, b=3), dict(b=3, a=1)])
 def test_two_evaluations_are_compared_question_by_question(capsys, weights):
-    """Of several sets, with other numbers of samples: the interval is of the differences."""
-    now, before = rows_of(A, "a") + rows_of(B, "b"), [0.5, 0.25, 0.25, 1, 0, 0.5, 1]  # avg@k
+    """Of several sets, with other numbers of samples: the interval is of the differences. What has
+    no verdict, now or before, counts as if it had not been asked for."""
+    now, before = rows_of(A, "a") + rows_of([*B, A[1], A[1]], "b"), [  # avg@k
+        0.5, 0.25, 0.25, 1, 0, 0.5, 1, None, 0.5]
+    for row in now[-4:]:
+        row["reward"] = None
     change = dict(a=[-0.5, 0, 0.5, 0], b=[0.25, 0.25, 0])
     found = compare(now, 4, before, weights)
     for name, values in change.items():
@@ -333,7 +311,8 @@ def test_without_flags_the_tiny_model_is_evaluated():
 
 def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, adapter, capsys):
     """Lengths, temperature, template and k are the run's, and so are the problems."""
-    place, _ = own_run(tmp_path, template="none", stop="?", model="tiny-skills")
+    place, _ = own_run(tmp_path, template="none", stop="?", model="tiny-skills",
+                       eval_data="builtin,builtin-skills")
     of_run = dict(model="tiny-skills", template="none", max_prompt_tokens=99, max_tokens=33,
                   stop="?", temperature=0.9)
     config, elsewhere, plain = (vars(settled("--adapter", *argv)) for argv in (
@@ -345,6 +324,9 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
     assert ("unless a flag is given, model and settings are those of the run: model = tiny-skills, "
             "template = none, max_prompt_tokens = 99, max_tokens = 33, stop = ?, "
             "temperature = 0.9, data = held-out, k = 2\n") in capsys.readouterr().out
+    limited = settled("--adapter", place, "--limit", "2")  # of each set
+    assert [p.source for p in evaluation.load_asked(limited, run_of(place))] == [
+        "builtin"] * 2 + ["builtin-skills"] * 2
 
 
 def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_path, capsys):
@@ -363,13 +345,6 @@ def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_
         asked("--adapter", place, "--reward", score)
     Path(file).unlink()
     assert asked("--adapter", place) == held_out
-
-
-def test_a_limit_counts_in_each_held_out_set(tmp_path):
-    run = small_run(tmp_path, steps=1, eval_data="builtin,builtin-skills")
-    flags = settled("--adapter", str(run), "--limit", "2")
-    found = evaluation.load_asked(flags, run_of(flags.adapter))
-    assert [p.source for p in found] == ["builtin"] * 2 + ["builtin-skills"] * 2
 
 
 FREE = ("out", "base", "engine_memory", "engine_sequences")  # no score depends on these
