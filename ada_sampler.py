@@ -121,7 +121,6 @@ class SamplerConfig:
                 return Rule(round_size=M, rows_per_prompt=M, allocates="by history")
             case "gvm":
                 return Rule(round_size=GVM_PILOTS, rows_per_prompt=M, allocates="by pilots")
-        raise ValueError(f"sampler {self.sampler} needs a case in SamplerConfig.rule")
 
     def validate(self) -> None:
         """Raises ValueError, one sentence, for settings that contradict each other."""

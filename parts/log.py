@@ -2,7 +2,6 @@
 import contextlib
 import importlib
 import math
-import os
 import signal
 import sys
 import time
@@ -15,7 +14,6 @@ from tqdm import tqdm
 from parts.config import Config
 from parts.evaluation import compare, means_Q, report_by_set, say_lost
 from parts.files import append, read_rows
-from parts.grader import lost
 from parts.metrics import PATIENCE, group_row, warn, why_broken
 from parts.run_folder import saved_so_far
 from parts.text import difference, interval, shown, unit_of, verdict
@@ -47,13 +45,12 @@ class Log:
         for group in groups[:most]:  # the batch is shuffled, so its first groups are random
             append(self.folder / "groups.jsonl",
                    group_row(row["step"], group, self.run.engine.tokenizer))
-        failed = lost(metrics["verdicts"])
         self.bar.set_postfix_str(
             f"reward {metrics.get('reward_first_round', math.nan):.2f}  "
-            f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}"
-            + (f"  no verdict {failed}" if failed else ""), refresh=False)
+            f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}",
+            refresh=False)
         self.bar.update()
-        warn(row, groups, self.config)
+        warn(row, groups)
         return why_broken(self.history, self.run.policy.loss_scale)
 
     def evaluation(self, rows: list[dict]) -> None:
@@ -70,7 +67,7 @@ class Log:
         for name, result in results.items():
             of_several = name if len(results) > 1 else ""
             tqdm.write(evaluation_line(of_several, result, config, state))
-            self.track("log", numbers_of(f"held_out/{of_several}".rstrip("/"), lines[name]))
+            self.track("log", numbers_of(f"held_out/{name}", lines[name]))
 
     def track(self, function: str, *args, **how) -> None:
         """Call a function of --report-to. If it fails, the run continues."""
@@ -85,8 +82,8 @@ class Log:
         self.bar.close()
         show_gain(self.folder, self.run.state["step"], self.config.reward)
         print(f"adapter: {self.folder / 'checkpoints'}; next: "
-              f"{python()} explore.py {self.folder}\n"
-              f"      continue it with  {python()} minirl.py --name {self.config.name} "
+              f"python explore.py {self.folder}\n"
+              f"      continue it with  python minirl.py --name {self.config.name} "
               f"--resume --steps {max(200, 2 * self.run.state['step'])}")
         self.track("finish")
 
@@ -156,12 +153,6 @@ def show_example(before: list[dict], after: list[dict]) -> None:
     for when, row in (("before:", then), ("after: ", now)):
         on_one_line = row["text"].replace("\n", "  ")
         print(f"  {when} {shown(on_one_line)}  ({row['status']})")
-
-
-def python() -> str:
-    """`python`, or the path of this Python if its environment is not active."""
-    here = Path(sys.executable).is_relative_to(Path.cwd()) and "VIRTUAL_ENV" not in os.environ
-    return os.path.relpath(sys.executable) if here else "python"
 
 
 @contextlib.contextmanager

@@ -81,7 +81,6 @@ def diagnostics(rows: list, config) -> dict:
         entropy_trained=entropy_T.mean(),
         kl_k1=gap_T.mean(),  # large variance, sometimes negative
         kl_k3=((-gap_T).exp() - 1 + gap_T).mean(),  # never negative
-        logprob_gap=gap_T.abs().max(),
         weight_min=weight_T.min(),
         weight_mean=weight_T.mean(),
         weight_max=weight_T.max(),
@@ -178,23 +177,21 @@ def rounded(values: list[float], decimals: int = DECIMALS) -> list[float]:
 
 
 # ------------------------------------------------------------------------------ what goes wrong
-def warn(row: dict, groups: list, config) -> None:
+def warn(row: dict, groups: list) -> None:
     """Print what is odd about a step, by its line of metrics.jsonl."""
-    said, pool = [], [s for group in groups for s in group.pool]
+    step, pool = f"WARNING, step {row['step']}:", [s for group in groups for s in group.pool]
     failed = [s for s in pool if s.status in NO_VERDICT]
     if len(failed) > MANY_FAILED * len(pool):  # as if the model did not learn
-        said.append(f"{len(failed)} of {len(pool)} answers got no verdict, such as "
-                    f"{failed[0].rollout.text[-120:]!r}: {failed[0].status}, "
-                    f"{shown(failed[0].why)}")
+        tqdm.write(f"{step} {len(failed)} of {len(pool)} answers got no verdict, such as "
+                   f"{failed[0].rollout.text[-120:]!r}: {failed[0].status}, {shown(failed[0].why)}")
     if "loss" not in row:
         text, gold = pool[0].rollout.text[:1000], groups[0].problem.answer
         first = f", and the first is {text!r} (gold {gold!r})" if row["step"] == 1 else ""
-        said.append(f"no prompt has a gradient. Of {len(pool)} answers {row['truncated']:.0%} are "
-                    f"truncated, {row['verdicts'].get('no_box', 0) / len(pool):.0%} have no box, "
-                    f"and {fmean(s.correct for s in pool):.0%} are right{first}: docs/learning.md "
-                    "says what helps")
-    for words in said:
-        tqdm.write(f"WARNING, step {row['step']}: {words}")
+        no_box = row["verdicts"].get("no_box", 0) / len(pool)
+        tqdm.write(f"{step} no prompt has a gradient. Of {len(pool)} answers "
+                   f"{row['truncated']:.0%} are truncated, {no_box:.0%} have no box, and "
+                   f"{fmean(s.correct for s in pool):.0%} are right{first}: docs/learning.md says "
+                   "what helps")
 
 
 def why_broken(history, loss_scale) -> str:

@@ -1,5 +1,4 @@
 """Makes text safe to print, with the same words for the same results everywhere."""
-import os
 import sys
 
 FEW = 30  # with fewer problems an interval is hardly informative
@@ -51,26 +50,22 @@ def direction(one: dict) -> str:
 
 def verdict(one: dict, than: str) -> str:
     """A paired difference in words."""
-    outcome, few = direction(one), one["questions"] < FEW
-    said = f"The model {'looks' if few else 'is'} {outcome} than {than}"
+    outcome = direction(one)
+    if one["questions"] < FEW:
+        return f"Little can be concluded from {counted(one['questions'], 'problem')}."
     if outcome == "no clear difference":
-        said = f"There is {outcome} from {than}"
-    if few:
-        return f"{said}, but little can be concluded from {counted(one['questions'], 'problem')}."
-    sides = dict(better="whole 95% interval is above", worse="whole 95% interval is below")
-    return f"{said}, because the {sides.get(outcome, '95% interval contains')} 0."
+        return f"There is {outcome} from {than}, because the 95% interval contains 0."
+    side = "above" if outcome == "better" else "below"
+    return f"The model is {outcome} than {than}, because the whole 95% interval is {side} 0."
 
 
 def prepare_streams() -> None:
-    """Let nothing that is printed end a program, or reach a file that was not meant.
+    """Print characters that the terminal's encoding lacks as escapes.
 
-    Characters that the terminal's encoding lacks are printed as escapes. A standard stream that the
-    shell has closed, as `>&-` does, becomes /dev/null. Otherwise the next file that is opened would
-    get its number, and with it what is printed.
+    Raises SystemExit if the shell has closed a standard stream, as `>&-` does. The next file that
+    is opened would get its number, and with it what is printed.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number
-            setattr(sys, name, open(number, "w" if number else "r"))
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        raise SystemExit("A standard stream is closed: redirect it to /dev/null.")
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's has no encoding
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,7 +1,6 @@
 """Trainer and engine have the same policy: every model, in each precision, with each kind of sync,
 with the real vLLM. They agree. After an update they differ until a sync, and the probe detects a
 sync without one layer. For every family the second reference is Hugging Face."""
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -44,9 +43,8 @@ def folder_of(model: str, config: dict) -> str:
     return str(MODELS / model) if model in TINY else model_folder(model, **config)
 
 
-@contextlib.contextmanager
-def forgetting(engine, layer: int):
-    """Meanwhile no sync hands over what the adapter does to this layer."""
+def forgetful(engine, layer: int):
+    """A sync that does not hand over what the adapter does to this layer."""
     sound = engine.sync
 
     def sync(policy):
@@ -58,9 +56,7 @@ def forgetting(engine, layer: int):
         for p, value in kept.items():
             p.data.copy_(value)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "sync", sync)
-        yield
+    return sync
 
 
 @pytest.mark.engine
@@ -98,7 +94,8 @@ def test_they_agree_again_after_each_sync_and_a_lost_layer_is_seen(
         for p in second(trained).values():
             p.data.zero_()
         engine.sync(trained)
-        with forgetting(engine, layer), pytest.raises(SystemExit, match="trainer disagree"):
+        engine.sync = forgetful(engine, layer)
+        with pytest.raises(SystemExit, match="trainer disagree"):
             probed()
 
 

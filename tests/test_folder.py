@@ -5,13 +5,17 @@ import os
 import shutil
 import tempfile
 from dataclasses import asdict, replace
+from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from helpers import lines
@@ -44,38 +48,33 @@ def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start
     assert settle_flags(parse(named)) == again
 
 
-@pytest.mark.parametrize("flag", ["--reward", "--template"])
-def test_a_runs_folder_names_no_file_that_is_used(tmp_path, monkeypatch, capsys, flag):
-    """It may come from somebody else. Whoever resumes it names the file, which must be the same."""
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / ("r.py" if flag == "--reward" else "t.jinja")
-    file.write_text("open('owned', 'w')\ndef score(problem, answer): return 1.0\n")
-    named = f"{file}:score" if flag == "--reward" else str(file)
-    first = settle_flags(Config(name="mine", **{flag[2:]: named}))
-    run = Path("runs/mine")
-    run.mkdir(parents=True)
-    run_folder.note_start(run, asdict(first), [], [], **ABC)
-    (run / "checkpoints/step-000001").mkdir(parents=True)
-    with pytest.raises(SystemExit) as ended:
-        parse(["--name", "mine", "--resume"])
-    assert ended.value.code == 2 and "give this flag again" in capsys.readouterr().err
-    assert not Path("owned").exists()
-    again = parse(["--name", "mine", "--resume", flag, named])
-    run_folder.note_start(run, asdict(settle_flags(again)), [], [], **ABC)
-    file.write_text(file.read_text() + " ")
-    with pytest.raises(SystemExit, match=f"started with other contents of {flag[2:]}"):
-        run_folder.note_start(run, asdict(settle_flags(again)), [], [], **ABC)
-
-
-def test_a_run_goes_on_only_with_the_data_that_it_had(tmp_path):
-    config = asdict(settled())
+def test_a_run_goes_on_only_with_the_data_and_the_files_that_it_had(tmp_path):
+    """Whoever resumes it names its files, because the folder may come from somebody else."""
+    reward, template = tmp_path / "r.py", tmp_path / "t.jinja"
+    for file in (reward, template):
+        file.write_text("abc")
+    config = asdict(settled(reward=f"{reward}:score", template=str(template)))
     for _ in range(2):
         run_folder.note_start(tmp_path, config, [], [], data="2 questions, abc")
     before = (tmp_path / "config.json").read_bytes()
-    with pytest.raises(SystemExit, match="other contents of data .*put them back"):
+    with pytest.raises(SystemExit) as ended:
         run_folder.note_start(tmp_path, config, [], [], data="2 questions, abd")
+    assert str(ended.value) == (
+        f"{tmp_path} was started with other contents of data (2 questions, abc; now 2 questions, "
+        "abd): put them back, or start a new run.")
+    for name, file in dict(reward=reward, template=template).items():
+        file.write_text("abd")
+        with pytest.raises(SystemExit, match=f"started with other contents of {name} "):
+            run_folder.note_start(tmp_path, config, [], [], data="2 questions, abc")
+        file.write_text("abc")
     assert (tmp_path / "config.json").read_bytes() == before
-    assert len(json.loads(before)["starts"]) == 2
+    stored, digest = json.loads(before), sha256(b"abc").hexdigest()
+    for start in (starts := stored.pop("starts")):
+        assert datetime.fromisoformat(start["time"]).utcoffset() == timedelta(0)
+        assert start["versions"].keys() >= {"python", "transformers", "peft", "math-verify"}
+        assert start["versions"]["torch"] == torch.__version__
+    assert len(starts) == 2 and stored == dict(
+        config=config, data="2 questions, abc", reward=digest, template=digest)
 
 
 def test_a_run_without_a_checkpoint_starts_again_and_without_resume_with_any_settings(
@@ -100,7 +99,9 @@ def test_a_run_without_a_checkpoint_starts_again_and_without_resume_with_any_set
         assert {path.name for path in run.rglob("*")} == {".lock", "problems.json", "explore.html"}
 
 
-def test_a_folder_has_one_writer_and_a_killed_first_start_is_in_nobodys_way(tmp_path):
+def test_a_folder_has_one_writer_and_a_killed_first_start_is_in_nobodys_way(
+        tmp_path, monkeypatch, capsys):
+    """A disk that has no locks, as Lustre, gets a warning."""
     for name in (".lock", ".problems.json.writing"):
         (tmp_path / name).write_text("{")
     held = run_folder.claim(tmp_path, resume=False)
@@ -108,6 +109,11 @@ def test_a_folder_has_one_writer_and_a_killed_first_start_is_in_nobodys_way(tmp_
         run_folder.claim(tmp_path, resume=True)
     held.close()
     run_folder.claim(tmp_path, resume=True).close()
+    monkeypatch.setattr("fcntl.flock", lambda *_: os.close(-1))  # an OSError
+    run_folder.claim(tmp_path, resume=False).close()
+    assert capsys.readouterr().out == (
+        f"no checkpoint in {tmp_path}: this starts at step 1\nthe disk of {tmp_path} cannot lock "
+        "files, so do not start a second program that writes to this folder\n")
 
 
 # ------------------------------------------------------------------------------ files and logs
@@ -133,13 +139,13 @@ def learning():
     return taught(settled(lr=0.1), 1)
 
 
-def run_in(folder, learning, **state):
+def run_in(folder, learning, cursor=5, counts={"a": [8.0, 2.0]}, **state):
     """What `save` and `restore` see of a run."""
     policy, optimizer, schedule = learning
     return SimpleNamespace(
         folder=folder, policy=policy, optimizer=optimizer, schedule=schedule, state=state,
-        config=SimpleNamespace(steps=9), stream=SimpleNamespace(cursor=5),
-        estimator=SimpleNamespace(counts={}))
+        config=SimpleNamespace(steps=9), stream=SimpleNamespace(cursor=cursor),
+        estimator=SimpleNamespace(counts=counts))
 
 
 def save(folder, steps, learning, keep_every=0):
@@ -176,6 +182,9 @@ def test_only_what_save_has_named_is_a_checkpoint(tmp_path, learning):
     (place / "step-000002").symlink_to(tmp_path / "moved")
     before = {path.name for path in place.iterdir()}
     assert names(tmp_path) == ["step-000002", "step-000004"]
+    assert run_folder.find_adapter(str(tmp_path)) == str(place / "step-000004")
+    with pytest.raises(SystemExit, match="checkpoints has no adapter_config.json: name a run"):
+        run_folder.find_adapter(str(place))
     save(tmp_path, [5], learning)
     assert {path.name for path in place.iterdir()} == before - {"step-000002"} | {"step-000005"}
     assert (tmp_path / "moved/state.json").exists()  # the link is removed, not its target
@@ -197,17 +206,19 @@ def learn(policy, optimizer, schedule) -> None:
     schedule.step()
 
 
-def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path):
+def test_what_is_restored_goes_on_as_if_it_had_never_stopped(tmp_path, capsys):
     """But with the learning rate of the new start."""
     one, other = (taught(settled(lr=lr, warmup_steps=4), steps) for lr, steps in (
         (0.1, 2), (0.01, 0)))
     for (policy, *_), scale in ((one, 8.0), (other, 2.0)):  # as float16 has one
         policy.loss_scale = torch.amp.GradScaler("cpu", init_scale=scale)
-    run_folder.save(run_in(tmp_path, one, step=2))
-    again = run_in(tmp_path, other)
-    again.stream.cursor = 0
+    saved = run_folder.save(run_in(tmp_path, one, step=2))
+    assert len({file.stat().st_mode for file in saved.iterdir()}) == 1  # others may read all
+    again = run_in(tmp_path, other, 0, {}, step=0, more=1)
     run_folder.restore(again)
-    assert (again.state, again.stream.cursor) == (dict(step=2), 5)
+    assert (again.state, again.stream.cursor) == (dict(step=2, more=1), 5)
+    assert again.estimator.counts == {"a": [8.0, 2.0]}
+    assert capsys.readouterr().out == "continuing after step 2 of 9\n"
     assert other[0].loss_scale.get_scale() == 8
     for a, b in zip(one[0].parameters(), other[0].parameters()):
         assert torch.equal(a, b)
@@ -222,10 +233,15 @@ def saved(learning, tmp_path_factory):
     return run_folder.save(run_in(tmp_path_factory.mktemp("saved"), learning, step=2))
 
 
-def test_whoever_may_read_the_folder_may_read_the_weights(saved):
-    umask = os.umask(0)
-    os.umask(umask)
-    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o666 & ~umask}
+@pytest.mark.parametrize("error", [OSError, RuntimeError, SafetensorError])
+def test_a_full_disk_costs_no_checkpoint(tmp_path, learning, monkeypatch, error):
+    """Which is another error in each of three libraries."""
+    save(tmp_path / "mine", [1], learning)
+    monkeypatch.setattr(torch, "save", mock.Mock(side_effect=error("no space")))
+    with pytest.raises(SystemExit, match="^Could not write .*/step-000002 .no space.: free some "
+                       "space; everything .* 1 is saved: continue with --name mine --resume.$"):
+        save(tmp_path / "mine", [2], learning)
+    assert os.listdir(tmp_path / "mine/checkpoints") == ["step-000001"]
 
 
 @pytest.mark.parametrize("spoil", [

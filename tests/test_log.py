@@ -1,9 +1,10 @@
 """What is logged, and what a run says at its end, with a mock engine."""
+import io
 import json
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from explorer.panels import drawn_rows, figure_of
 from helpers import lines
 from minirl import Run
 from models import make
-from parts import files, log
+from parts import files, log, text
 from parts.data import Problem, Stream, load_data
 from parts.evaluation import bootstrap
 from parts.log import Log
@@ -41,129 +42,191 @@ def rows(run, name):
     return lines(run.folder / name)
 
 
-def groups(count):
-    return [Group(i, SimpleNamespace(prompt=f"<{i}>", answer="7", id=str(i)))
-            for i in range(count)]
+GROUPS = [Group(i, SimpleNamespace(prompt=f"<{i}>", answer="7", id=str(i))) for i in range(3)]
+METRICS = dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5,
+               reward_first_round=0.5, zero_signal=0.25, verdicts=dict(wrong=8))
 
 
-def metrics_of(**changes):
-    return dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5,
-                reward_first_round=0.5, zero_signal=0, verdicts=dict(wrong=8)) | changes
-
-
-def test_a_signal_that_the_shell_ignores_stays_ignored(monkeypatch):
-    """Ctrl-C for `tail -f log` goes to a training that a script has started in the background."""
+@pytest.mark.parametrize("error, said", [
+    (KeyboardInterrupt(), True), (SystemExit(143), True), (SystemExit("a sentence"), False)])
+def test_whoever_ends_a_run_reads_what_is_saved_unless_a_sentence_says_it(
+        monkeypatch, capsys, error, said):
+    """A signal that the shell ignores stays ignored: Ctrl-C for `tail -f log` goes to a training
+    that a script has started in the background, too."""
     monkeypatch.setattr(log, "STOPS", [signal.SIGINT])
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with log.say_how_to_resume(settled(name="mine")):
+        with pytest.raises(type(error)), log.say_how_to_resume(settled(name="mine")):
             os.kill(os.getpid(), signal.SIGINT)
+            raise error
     finally:
         signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "\nnothing was saved yet: start again.\n" * said
 
 
 # ------------------------------------------------------------------------------ resumed
 def step(run, log, count=1):
     for _ in range(count):
         run.state["step"] += 1
-        log.step(groups(3), metrics_of())
+        log.step(GROUPS, METRICS)
         save(run)
 
 
-@pytest.mark.parametrize("complete", [False, True])
-def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(run, complete):
+@pytest.mark.parametrize("first, complete", [(0, False), (0, True), (None, False)])
+def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(
+        run, first, complete):
     """A kill may come while its answers are logged. Its last log is eval.jsonl. The line of a
-    further step, which is not saved, goes in any case."""
-    answered(run, 0, [0.5])
-    files.append(run.folder / "eval.jsonl", dict(step=0, data="a", avg=0.5))
+    further step, which is not saved, goes in any case. A power cut may have shortened a log."""
+    answers = run.folder / "answers.jsonl"
+    if first == 0:
+        answered(run, 0, [0.5])
+        files.append(run.folder / "eval.jsonl", dict(step=0, data="a", avg=0.5))
     step(run, Log(run), 2)
+    assert [row["place"] for row in rows(run, "groups.jsonl")] == [0, 1] * 2  # --log-groups 2
+    (run.folder / "groups.jsonl").write_bytes(b"{}\n")
     files.append(run.folder / "metrics.jsonl", dict(step=3))
-    before = (run.folder / "answers.jsonl").read_bytes()
+    before = answers.read_bytes() if first == 0 else b""
     answered(run, 2, [1])
     if complete:
         files.append(run.folder / "eval.jsonl", dict(step=2, data="a", avg=1.0))
-    after = (run.folder / "answers.jsonl").read_bytes()
-    again = begun(run.folder, run.config)
+    after, again = answers.read_bytes(), begun(run.folder, run.config)
     restore(again)
-    assert (run.folder / "answers.jsonl").read_bytes() == (after if complete else before)
-    assert Log(again).evaluated == (2 if complete else 0)
+    assert answers.read_bytes() == (after if complete else before)
+    assert Log(again).evaluated == (2 if complete else first)
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == [1, 2]
+    assert rows(run, "groups.jsonl") == [{}]
 
 
-def test_a_log_that_began_after_the_checkpoint_begins_again(run):
-    step(run, Log(run), 1)
-    answered(run, 1, [1])
-    restore(begun(run.folder, run.config))
-    assert rows(run, "answers.jsonl") == []
-
-
-@pytest.mark.parametrize("failed, avg", [([3], 0.25), ([2, 3], 0.5), ([0, 1, 2, 3], None)])
-def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(run, failed, avg):
-    problems = [Problem("?", "1", name, "a") for name in ("p", "q")]
-    run.held_out, run.config = problems, replace(run.config, eval_k=2, eval_data="a")
-    answers = [dict(data="a", id=name, sample=s, reward=float(name == "p" and s), tokens=3, text="",
-                    status="correct" if name == "p" and s else "wrong", finish_reason="stop")
-               for name in ("p", "q") for s in range(2)]
+def evaluated(run, sets="aa", failed=()) -> list[dict]:
+    """Two answers to p and two to q. Only the second one to p is right."""
+    run.held_out = [Problem("?", "1", name, data, "3") for name, data in zip("pq", sets)]
+    run.config = replace(run.config, eval_k=2)
+    answers = [dict(data=p.source, id=p.id, sample=s, reward=0.0, tokens=3, text="\\boxed{7}",
+                    status="wrong", finish_reason="stop") for p in run.held_out for s in range(2)]
+    answers[1] |= dict(reward=1.0, status="correct")
     for i in failed:
         answers[i] |= dict(reward=None, status="raised", why="")
+    return answers
+
+
+@pytest.mark.parametrize("failed, avg, said", [
+    ([3], 0.25, "25.0% [0.0%, 50.0%], WARNING: no verdict on 1 of 4 answers"),
+    ([2, 3], 0.5, "50.0% (no interval, because all problems have the same result), WARNING: "
+                  "no verdict on 2 of 4 answers, 1 question left out"),
+    ([0, 1, 2, 3], None, "nan% [nan%, nan%], WARNING: no verdict on 4 of 4 answers, 2 questions "
+                         "left out")])
+def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
+        run, capsys, failed, avg, said):
+    answers = evaluated(run, failed=failed)
+    run.state |= dict(samples_total=8800, seconds_total=1234.5)
     for logged in (Log(run), Log(run)):
         logged.evaluation(answers)
         run.state["step"] += 1
-        logged.step(groups(1), metrics_of())
+        logged.step(GROUPS, METRICS)
         assert rows(run, "eval.jsonl")[-1]["avg"] == avg
-    rewards = [row["reward"] for row in rows(run, "answers.jsonl")[-2:]]
-    assert rewards == [None if {0, 1} <= {*failed} else 0.5, None if {2, 3} <= {*failed} else 0]
+    assert logged.bar.postfix == "reward 0.50  samples 8  no gradient 25%"
+    assert capsys.readouterr().out.splitlines() == [
+        f"step     {i}   held-out avg@2 {said}   8,800 samples, 1,234 s of training"
+        for i in range(2)]
+    p, q = rows(run, "answers.jsonl")[-2:]
+    assert p == dict(step=1, data="a", id="p", level="3", problem="?", gold="1", k=2,
+                     reward=avg and 0.5, right=int(avg is not None), text="\\boxed{7}",
+                     status="wrong" if avg else "raised")
+    assert (q["reward"], q["right"]) == (0 if avg == 0.25 else None, 0)
     drawn = [drawn_rows(run.folder / f"{name}.jsonl") for name in ("metrics", "eval")]
     assert figure_of(dict(name="mine", config={}, metrics=drawn[0], evals=drawn[1])).axes
 
 
 # ------------------------------------------------------------------------------ a tracker
-@pytest.mark.parametrize("broken", ["init", "log", "finish"])
-def test_a_tracker_that_fails_costs_a_run_nothing(run, monkeypatch, capsys, broken):
-    def fail(*_, **__):
-        raise ConnectionError("no network\x07")
-
+@pytest.mark.parametrize("broken", ["", "init", "log", "finish"])
+def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
+        run, monkeypatch, capsys, broken):
+    """Two held-out sets have two lines, with the share above the threshold beside a reward."""
     sent = []
-    package = SimpleNamespace(init=lambda **_: None, log=sent.append, finish=lambda: None)
-    setattr(package, broken, fail)
+
+    def function(name):
+        def called(*args, **how):
+            sent.append((name, *args, how))
+            if name == broken:
+                raise ConnectionError("no network\x07")
+        return called
+
+    package = SimpleNamespace(**{name: function(name) for name in ("init", "log", "finish")})
     monkeypatch.setitem(sys.modules, "wandb", package)
-    run.config = replace(run.config, report_to="wandb")
-    logged = Log(run)
-    step(run, logged, 2)
+    run.config = replace(run.config, report_to="wandb", log_groups="all", reward="mine.py:f")
+    answers, logged = evaluated(run, "ab"), Log(run)
+    logged.evaluation(answers)
+    step(run, logged)
     logged.close()
-    said = capsys.readouterr().out
-    assert f"WARNING: wandb.{broken} failed: no network\\x07" in said
-    assert len(rows(run, "metrics.jsonl")) == 2
-    assert [row["train/step"] for row in sent] == ([] if broken == "log" else [1, 2])
+    warned, said = f"WARNING: wandb.{broken} failed: no network\\x07", capsys.readouterr().out
+    said = said.splitlines()
+    assert said.count(warned) == dict(log=3).get(broken, bool(broken))
+    assert [line for line in said if "held-out" in line] == [
+        f"step     0   held-out avg@2 on {name} {avg} (no interval, because all problems have the "
+        f"same result), {avg:.1%} above the threshold   0 samples, 0 s of training"
+        for name, avg in (("a", 0.5), ("b", 0))]
+    assert [row["place"] for row in rows(run, "groups.jsonl")] == [0, 1, 2]
+    logs = [(f"held_out/{row['data']}", row) for row in rows(run, "eval.jsonl")]
+    logs += [("train", row) for row in rows(run, "metrics.jsonl")]
+    assert sent == [
+        ("init", dict(project="minirl", name="mine", config=asdict(run.config))),
+        *(("log", {f"{prefix}/{key}": value for key, value in row.items()
+                   if key not in ("verdicts", "pass", "data")}, {}) for prefix, row in logs),
+        ("finish", {})]
 
 
 # ------------------------------------------------------------------------------ ended
-def answered(run, step, rewards):
+def answered(run, step, rewards, data="a"):
     """The answers of an evaluation, from the mean reward of each problem."""
     files.append(run.folder / "answers.jsonl", *(
-        dict(step=step, data="a", id=f"a/{i}", reward=reward, right=0, k=4, problem="?",
-             status="wrong", text="\\boxed{7}")
+        dict(step=step, data=data, id=f"{data}/{i}", reward=reward, problem=f"problem {i}",
+             status="correct" if reward == 1 else "wrong", text=f"step {step}\n{reward}")
         for i, reward in enumerate(rewards)))
 
 
 THEN = [0, 0.25, 0.5, 1] * 10
+BECAUSE = "than before the training, because the whole 95% interval is"
 
 
-@pytest.mark.parametrize("then, now, words", [
-    (THEN, THEN[::-1], "no clear difference from before"),
-    (THEN[:20], [0] * 20, "looks worse than before"),
-    ([None, *THEN], [1, *[0] * 40], "is worse than before"),
-    ([1, *THEN], [None, *[1] * 40], "is better than before")])
-def test_a_run_ends_with_what_it_has_gained_question_by_question(run, capsys, then, now, words):
-    run.state["step"], run.config = 30, replace(run.config, steps=30)
-    for step, rewards in ((0, then), (20, [0.5] * len(then)), (30, now)):  # None: no verdict
-        answered(run, step, rewards)
+@pytest.mark.parametrize("then, now, words, shown", [  # None: no verdict
+    (THEN, THEN[::-1], "There is no clear difference from before the training, because the 95% "
+                       "interval contains 0.", 0),
+    (THEN[:29], [0] * 29, "Little can be concluded from 29 problems.", 3),
+    ([None, *THEN[:30]], [1, *[0] * 30], f"The model is worse {BECAUSE} below 0.", 4),
+    ([1, *THEN], [None, *[0.9, 1, 1, 1] * 10], f"The model is better {BECAUSE} above 0.", 2)])
+@pytest.mark.parametrize("reward, sets", [("", "a"), ("mine.py:f", "ab")])
+def test_a_run_ends_with_what_it_has_gained_question_by_question(
+        run, capsys, then, now, words, shown, reward, sets):
+    """And with the answers to one problem, if possible a right and a wrong one."""
+    run.state["step"], run.config = 130, replace(run.config, steps=130, reward=reward)
+    for step, rewards in ((0, then), (120, [0.5] * len(then)), (130, now)):
+        for name in sets:
+            answered(run, step, rewards, name)
     Log(run).close()
-    said = capsys.readouterr().out
     change = bootstrap([[after - before for before, after in zip(then, now)
                          if None not in (before, after)]])
-    numbers = [f"{100 * change[key]:+.1f}" for key in ("avg", "ci_low", "ci_high")]
-    assert "in points: {} [{}, {}]".format(*numbers) in said and words in said
+    unit, what = ("{:+.3g}", "reward{}") if reward else ("{:+.1%}", "accuracy")
+    mean, low, high = (unit.format(change[key]).rstrip("%") for key in ("avg", "ci_low", "ci_high"))
+    points = "" if reward else ", in points"
+    (before, was), (after, became) = (
+        (rewards[shown], "correct" if rewards[shown] == 1 else "wrong") for rewards in (then, now))
+    assert capsys.readouterr().out.splitlines() == [
+        *(f"held-out {what.format(f' on {name}')}, last evaluation minus first, question by "
+          f"question{points}: {mean} [{low}, {high}]. {words}" for name in sets),
+        f"for example problem {shown}", f"  before: step 0  {before}  ({was})",
+        f"  after:  step 130  {after}  ({became})",
+        f"adapter: {run.folder}/checkpoints; next: python explore.py {run.folder}",
+        "      continue it with  python minirl.py --name mine --resume --steps 260"]
+
+
+def test_any_text_is_printed_safely_on_any_terminal(monkeypatch):
+    assert text.shown("\x1b" + "x" * 200) == "\\x1b" + "x" * 199 + "..."
+    assert text.listed(dict(a=1, b="x" * 200)) == "a = 1, b = " + "x" * 200
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii", write_through=True))
+    text.prepare_streams()
+    print("π")
+    assert written.getvalue() == b"\\u03c0\n"
 
 
 # ------------------------------------------------------------------ before the first step

@@ -9,69 +9,47 @@ import pytest
 import torch
 
 from ada_sampler import Group, Sample, set_advantages
-from minirl import Row, objective, train_step
+from minirl import objective, train_step
 from models import make
 from parts.config import OBJECTIVES
-from parts.files import append
-from parts.metrics import group_row, pieces, summarize, token_columns, warn, why_broken
+from parts.metrics import group_row, pieces, summarize, warn, why_broken
 from parts.policy import START_SCALE
 from world import Words, ready, silent
 
 
 def group(rewards_of_rounds, **changes):
     """A group whose rounds had these rewards, each answer as many tokens long as it is late."""
-    pool = []
+    pool, status = [], {1: "correct", 0: "wrong"}
     for number, rewards in enumerate(rewards_of_rounds):
         for reward in rewards:
             rollout = SimpleNamespace(token_ids=[0] * (len(pool) + 1), finished=0,
                                       finish_reason="length" if len(pool) == 2 else "stop")
-            pool.append(Sample(len(pool), number, rollout, reward, "correct" if reward else "wrong",
-                               reward > 0.7))
-    found = Group(0, None, pool, rounds=len(rewards_of_rounds), outcome="resolved")
-    found.p_hat = fmean(s.correct for s in pool)
-    return replace(found, **changes)
+            pool.append(Sample(len(pool), number, rollout, reward, status.get(reward, "raised")))
+    return replace(Group(0, None, pool, rounds=len(rewards_of_rounds)), **changes)
 
 
-def test_the_first_round_is_not_the_whole_pool():
-    """Truncated is not what was given up."""
-    groups = [group([[1, 0], [1, 1]]), group([[0, 0], [1, 0], [1, 1]]), group([[1]])]
-    for s, finished, reason in zip(groups[0].pool, (3, 9, 7), ("stop", "length", "abort")):
+def test_a_step_in_numbers_by_hand():
+    """Every prompt counts once in the means of first rounds. An answer without a verdict counts
+    for no mean, and one that lacks a part of the reward counts 0. Aborted is not truncated."""
+    resolved = group([[1, 0], [1, 1]], outcome="resolved", advantages=[0.5, 0], weights=[1, 1])
+    silent = group([[0, math.nan], [1, 0], [1, 1]], outcome="too few wrong", advantages=[0],
+                   weights=[1])
+    resolved.kept, silent.kept = resolved.pool[:2], silent.pool[2:3]
+    for s, finished, reason in zip(resolved.pool, (3, 9, 7), ("stop", "length", "abort")):
         s.rollout.finished, s.rollout.finish_reason = finished, reason
-    row = json.loads(json.dumps(summarize(groups)))
-    assert row["reward_first_round"] == fmean([0.5, 0, 1])  # every prompt counts once
-    assert row["reward_pool"] == fmean([1, 0, 1, 1, 0, 0, 1, 0, 1, 1, 1])
-    assert row["rounds_histogram"] == [1, 1, 1] and (row["samples"], row["prompts"]) == (11, 3)
-    assert row["tokens"] == 10 + 21 + 1 and row["truncated"] == 2 / 11
-    assert (row["response_length"], row["engine_steps"]) == (32 / 11, 9)
-
-
-def test_parts_of_the_reward_are_means_of_first_rounds_in_which_every_prompt_counts_once():
-    """An answer that lacks a part counts 0 in its mean."""
-    groups = [group([[1, 1], [1]]), group([[0, 1]]), group([[0]])]
-    given = [[dict(a=1, b=0), dict(a=0, b=0.5), dict(a=9, c=9)], [{}, dict(a=1)], [{}]]
-    for one, parts in zip(groups, given):
-        for s, part in zip(one.pool, parts):
-            s.parts = {f"reward/{name}": value for name, value in part.items()}
-    found = {name: value for name, value in summarize(groups).items() if "/" in name}
-    assert found == {"reward/a": fmean([0.5, 0.5, 0]), "reward/b": fmean([0.25, 0, 0])}
-
-
-def test_an_answer_without_a_verdict_counts_for_no_mean():
-    row = summarize([group([[1, 0, math.nan], [1]]), group([[math.nan]])])
-    assert (row["reward_first_round"], row["reward_pool"], row["samples"]) == (0.5, 2 / 3, 5)
-
-
-def test_shares_of_prompts():
-    names = ["resolved", "too few correct", "too few wrong", "too few wrong", "out of budget",
-             "resolved", "resolved", "resolved"]
-    groups = [group([[1, 0]], outcome=name) for name in names]
-    groups[0].kept, groups[0].advantages = groups[0].pool, [0.5, 0.0]
-    groups[0].weights = [1.0, 1.0]
-    row = summarize(groups)
-    assert row["unresolved"] == 4 / 8 and row["unresolved_too_few_correct"] == 1 / 8
-    assert row["unresolved_too_few_wrong"] == 2 / 8
-    assert row["zero_signal"] == 7 / 8 and row["kept"] == 2 and row["reward_kept"] == 0.5
-    assert row["verdicts"] == dict(correct=8, wrong=8)
+    last = group([[0]], outcome="too few wrong")
+    groups = [resolved, silent, group([[1]], outcome="too few correct"),
+              group([[math.nan]], outcome="out of budget"), last]
+    for s, parts in zip((*resolved.pool, silent.pool[1], last.pool[0]), (
+            dict(a=1, b=0), dict(a=0, b=0.5), dict(a=9, c=9), {}, dict(a=7), dict(a=1))):
+        s.parts = {f"reward/{name}": value for name, value in parts.items()}
+    assert json.loads(json.dumps(summarize(groups))) == {
+        "prompts": 5, "samples": 13, "tokens": 10 + 21 + 3, "engine_steps": 9, "kept": 3,
+        "rounds_histogram": [3, 1, 1], "verdicts": dict(correct=7, raised=2, wrong=4),
+        "unresolved": 4 / 5, "unresolved_too_few_correct": 1 / 5, "unresolved_too_few_wrong": 2 / 5,
+        "reward_first_round": fmean([0.5, 0, 1, 0]), "reward_pool": 7 / 11, "reward_kept": 2 / 3,
+        "response_length": 34 / 13, "truncated": 2 / 13, "zero_signal": 4 / 5,
+        "reward/a": fmean([0.5, 0, 0, 1]), "reward/b": fmean([0.25, 0, 0, 0])}
 
 
 # ------------------------------------------------------------------------------ groups.jsonl
@@ -148,8 +126,17 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
                 one.baseline, one.p_hat, one.outcome)
         assert {s["reason"] for s in row["pool"]} == {"because"}  # the verifier's
         assert all(s["reward/half"] == s["reward"] / 2 == s["reward/rest"] for s in row["pool"])
-        assert [(s["text"], s["length"]) for s in row["pool"]] == [
-            (s.rollout.text, len(s.rollout.token_ids)) for s in group.pool]
+        assert [row[key] for key in ("step", "place", "id", "prompt", "gold")] == [
+            1, group.index, group.problem.id, group.problem.prompt, ""]
+        for s, one in zip(group.pool, row["pool"], strict=True):
+            wanted = dict(text=s.rollout.text, length=len(s.rollout.token_ids), status=s.status,
+                          finish_reason=s.rollout.finish_reason, submit=s.rollout.submitted)
+            if "theta" in one:
+                wanted |= dict(ids=s.rollout.token_ids, mini=0,
+                               tokens=[f"<{i}>" for i in s.rollout.token_ids],
+                               mu=[round(x, 7) for x in s.rollout.logprobs],
+                               entropy=[round(x, 4) for x in s.row.entropy.tolist()])
+            assert one == one | wanted
         submits = [s["submit"] for s in row["pool"]]
         assert submits == sorted(submits) and len({*submits}) == row["pool"][-1]["round"] + 1
         assert all(s["submit"] < s["finish"] for s in row["pool"])
@@ -159,37 +146,17 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
     assert all("theta" in s for row in rows for s in row["pool"] if s.get("coefficient"))
 
 
-def test_an_update_that_is_not_finite_is_recorded_as_null(tmp_path):
-    broken = torch.tensor([math.nan, math.inf, 0.25])
-    row = Row(ids=[1, 2, 3, 4], prompt_length=1, mu_logprobs=[-1.0, -math.inf, -2.0],
-              coefficient=1.0, old_logprobs=torch.zeros(3), theta_logprobs=broken,
-              weight=broken, entropy=broken, mask=torch.tensor([1.0, 0.0, 1.0]))
-    columns = token_columns(row, row.ids[1:], Words())
-    parts = {"reward": math.inf, "reward/a": -math.inf}
-    append(tmp_path / "log", dict(step=1, baseline=math.nan, pool=[columns | parts]))
-    line = json.loads((tmp_path / "log").read_text(), parse_constant=pytest.fail)
-    (found,) = line["pool"]
-    assert line["baseline"] is found["reward"] is found["reward/a"] is None
-    assert found["theta"] == found["weight"] == found["entropy"] == [None, None, 0.25]
-    assert found["mu"] == [-1.0, None, -2.0] and found["mask"] == "101"
-
-
 # ------------------------------------------------------------------------------ tokens as text
-def spaced():
-    """A tokenizer whose tokens hold the space before a word, and which drops the first one."""
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
+class Spaced:
+    """A tokenizer that puts a space before each word but the first."""
 
-    words = {"▁so": 0, "▁is": 1, "▁it": 2, ".": 3, "?": 4}
-    inner = Tokenizer(models.WordLevel(words, unk_token="?"))
-    inner.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=inner)
+    def decode(self, ids) -> str:
+        return " ".join("so is it".split()[i] for i in ids)
 
 
-@pytest.mark.parametrize("tokenizer, ids", [
-    (spaced, [0, 1, 2, 3, 1, 1]), (spaced, [3]), (make.build_tokenizer, [*range(40, 347)])])
-def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
-    made = tokenizer()
+def test_the_pieces_of_an_answer_make_the_answer():
+    assert pieces([0, 1, 2, 1, 1], Spaced()) == ["so", " is", " it", " is", " is"]
+    made, ids = make.build_tokenizer(), [*range(40, 347)]
     found = pieces(ids, made)
     assert len(found) == len(ids) and "".join(found) == made.decode(ids)
 
@@ -198,27 +165,43 @@ def test_the_pieces_of_an_answer_make_the_answer(tokenizer, ids):
 @pytest.mark.parametrize("status, failed, warned", [
     ("timeout", 2, False), ("timeout", 3, True), ("unparseable", 100, False)])
 def test_answers_without_a_verdict_are_reported(capsys, status, failed, warned):
-    """The warning shows one, without the characters with which it could control a terminal."""
-    rollout = SimpleNamespace(text="so \\boxed{3}\x07", finish_reason="stop", token_ids=[7],
-                              finished=0)
+    """The warning shows the end of one, without characters that could control a terminal."""
     statuses = [status] * failed + ["wrong"] * (100 - failed)
-    pool = [Sample(i, 0, rollout, 0, status, False, "why") for i, status in enumerate(statuses)]
-    groups = [Group(0, SimpleNamespace(answer="12\x1b[2J"), pool, outcome="resolved")]
-    warn(summarize(groups) | dict(step=2, loss=0.5), groups, None)
-    said = capsys.readouterr().out
-    assert all(line.isprintable() for line in said.splitlines())
-    assert ("3 of 100 answers got no verdict" in said) == warned == bool(said)
+    pool = [Sample(i, 0, SimpleNamespace(text="so " * 40 + "\\boxed{3}\x07"), 0, status,
+                   why="why\x1b[2J") for i, status in enumerate(statuses)]
+    warn(dict(step=2, loss=0.5), [Group(0, None, pool[:50]), Group(1, None, pool[50:])])
+    text = ("so " * 40)[-110:] + "\\boxed{3}\x07"
+    assert capsys.readouterr().out == warned * (
+        f"WARNING, step 2: 3 of 100 answers got no verdict, such as {text!r}: "
+        "timeout, why\\x1b[2J\n")
+
+
+@pytest.mark.parametrize("step, first", [
+    (1, f", and the first is 'so \\x07{996 * '.'}' (gold '12\\x1b[2J')"), (2, "")])
+def test_a_step_without_a_gradient_says_what_the_answers_were(capsys, step, first):
+    rollout = SimpleNamespace(text="so \x07" + 1000 * ".")
+    pool = [Sample(i, 0, rollout, 0, "no_box", i < 1) for i in range(8)]
+    row = dict(step=step, truncated=0.25, verdicts=dict(no_box=4, wrong=4))
+    warn(row, [Group(0, SimpleNamespace(answer="12\x1b[2J"), pool)])
+    assert capsys.readouterr().out == (
+        f"WARNING, step {step}: no prompt has a gradient. Of 8 answers 25% are truncated, 50% have "
+        f"no box, and 12% are right{first}: docs/learning.md says what helps\n")
 
 
 @pytest.mark.parametrize("scale, loss, ends", [
     (None, math.nan, True), (0.5, 1.0, True), (START_SCALE, math.nan, True),
     (START_SCALE, 1.0, False)])
-def test_only_broken_steps_in_a_row_end_a_run(scale, loss, ends):
+def test_only_broken_steps_in_a_row_end_a_run(capsys, scale, loss, ends):
     """An overflow of float16, which lowers the scale, does not. One of no scale or of loss does."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
     history, said = [], []
     for step, skipped in enumerate([1, 1, 0, 1, 1, 1], 1):
         history.append(dict(step=step, skipped_steps=skipped, loss=loss))
         said.append(why_broken(history, scaler))
-    assert said[:5] == [""] * 5 and bool(said[5]) == ends
-    assert not ends or "3 steps in a row" in said[5] and "up to step 6" in said[5]
+    assert said == [""] * 5 + ends * [
+        "3 steps in a row had a gradient that is not finite; everything up to step 6 is saved: "
+        "continue with --resume and a lower --lr."] + (not ends) * [""]
+    why = "not finite" if ends else "too large for float16"
+    assert capsys.readouterr().out == "".join(
+        f"step {step}: 1 optimizer step(s) skipped, because the gradient is {why}\n"
+        for step in (1, 2, 4, 5, 6))

@@ -19,8 +19,7 @@ from world import settled
 
 
 def tokens(count: int, seed: int, spread: float = 0.3):
-    """Log-probs of `count` tokens under pi_theta (leaf with gradient), pi_old and mu,
-    and advantages."""
+    """Log-probs of tokens under pi_theta (leaf with gradient), pi_old and mu, and advantages."""
     g = torch.Generator().manual_seed(seed)
     old = -torch.rand(count, generator=g, dtype=torch.float64) * 3
     lp = (old + spread * torch.randn(count, generator=g, dtype=torch.float64)).requires_grad_()
@@ -69,11 +68,12 @@ def test_gradient_is_mask_times_weight_times_advantage(settings):
 
 
 def test_each_objective_brings_its_advantage_and_length_normalisation():
-    papers = dict(minirl=("pool-mean", "constant"), grpo=("group-std", "response"),
-                  cispo=("group-std", "batch"))
-    for name in OBJECTIVES:
-        config = settled(objective=name)
-        assert (config.advantage, config.length_norm) == papers.get(name, OBJECTIVES[name])
+    configs = {name: settled(objective=name) for name in OBJECTIVES}
+    found = {name: (config.advantage, config.length_norm) for name, config in configs.items()}
+    assert found == OBJECTIVES | dict(minirl=("pool-mean", "constant"),
+                                      grpo=("group-std", "response"), cispo=("group-std", "batch"))
+    with pytest.raises(ValueError, match="objective mine needs a branch in minirl.objective"):
+        objective(*tokens(1, seed=0), replace(configs["grpo"], objective="mine"))
 
 
 def test_an_update_is_finite():
@@ -143,25 +143,25 @@ def test_diagnostics_by_hand_and_only_of_what_the_objective_does():
     rows = [trained([-1.5], 1.0, old_logprobs=[-1.0], mask=[0.0], weight=[6.0], entropy=[1.0],
                     agrees=[[True, False]]),
             trained([-1.0] * 3, -1.0, old_logprobs=[-2.0, -1.0, -1.0], mask=[1.0, 0.0, 1.0],
-                    weight=[0.4, 0.5, 1.25], entropy=[2.0, 3.0, 2.0],
+                    weight=[0.4, 0.5, 2.0], entropy=[2.0, 3.0, 2.0],
                     agrees=[[True, True], [False, False], [True, True]])]
     wanted = dict(
         kl_k1=0.5 / 4, kl_k3=(math.exp(0.5) - 1.5 + math.exp(-1)) / 4, weight_min=0.4,
-        weight_max=6, weight_mean=8.15 / 4, weight_truncated=1 / 4, weight_over_2=1 / 4,
-        weight_under_half=1 / 4,  # 0.5 is not below
-        weight_ess=8.15**2 / (4 * (6**2 + 0.4**2 + 0.5**2 + 1.25**2)), clipped_positive=1 / 4,
+        weight_max=6, weight_mean=8.9 / 4, weight_truncated=1 / 4,
+        weight_over_2=1 / 4, weight_under_half=1 / 4,  # 2 is not above, and 0.5 not below
+        weight_ess=8.9**2 / (4 * (6**2 + 0.4**2 + 0.5**2 + 2**2)), clipped_positive=1 / 4,
         clipped_negative=1 / 4, entropy_trained=2,
         routes_agree_0=3 / 4, routes_agree_1=2 / 4, routes_agree_all=2 / 4,
-        logprob_gap=1,  # here the engine finds it more likely; less would be as wrong
         tokens_trained=4)  # one that is stopped goes forward and backward as well
-    found = diagnostics(rows, Config())
-    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
-    for row in rows:
-        row.old_logprobs, row.mu_logprobs = torch.tensor(row.mu_logprobs), row.old_logprobs.tolist()
-    assert diagnostics(rows, Config())["logprob_gap"] == 1
-    grpo, cispo = (diagnostics(rows, settled(objective=name)) for name in ("grpo", "cispo"))
-    assert grpo["clipped_negative"] == 1 / 4 and "weight_truncated" not in grpo
-    assert cispo["weight_truncated"] == 3 / 4 and "clipped_positive" not in cispo
+    assert diagnostics(rows, Config()) == pytest.approx(wanted)
+    cispo, bounds = dict(objective="cispo"), dict(eps_low=0.5, eps_high=5.0)
+    for settings, truncated, clipped in (
+            (dict(weight_cap=6.0), 0, 1 / 4), (dict(weight_cap=0, clip=False), None, None),
+            (dict(objective="grpo"), None, 1 / 4), (cispo | bounds, 1 / 4, None),
+            (cispo | dict(clip=False), None, None)):
+        found = diagnostics(rows, settled(**settings))
+        assert (found.get("weight_truncated"), found.get("clipped_negative")) == (
+            truncated, clipped)
 
 
 def learning(**changes):
