@@ -91,8 +91,6 @@ def diagnostics(rows: list, config) -> dict:
     values |= cut_off(weight_T, mask_T == 0, up_T, config)
     if rows[0].agrees is not None:
         agrees = torch.cat([row.agrees for row in rows])  # [T, layers with experts]
-        for layer, agrees_T in enumerate(agrees.T):
-            values[f"routes_agree_{layer}"] = share(agrees_T)
         values["routes_agree_all"] = share(agrees.all(1))
     values = {name: value.item() for name, value in values.items()}
     return dict(tokens_trained=len(weight_T)) | values

@@ -42,7 +42,8 @@ def rows(run, name):
     return lines(run.folder / name)
 
 
-GROUPS = [Group(i, SimpleNamespace(prompt=f"<{i}>", answer="7", id=str(i))) for i in range(3)]
+GROUPS = [Group(i, SimpleNamespace(problem="?", prompt="<?>", answer="7", id=str(i)))
+          for i in range(3)]
 METRICS = dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5,
                reward_first_round=0.5, zero_signal=0.25, verdicts=dict(wrong=8))
 
@@ -112,9 +113,8 @@ def evaluated(run, sets="aa", failed=()) -> list[dict]:
 @pytest.mark.parametrize("failed, avg, said", [
     ([3], 0.25, "25.0% [0.0%, 50.0%], WARNING: no verdict on 1 of 4 answers"),
     ([2, 3], 0.5, "50.0% (no interval, because all problems have the same result), WARNING: "
-                  "no verdict on 2 of 4 answers, 1 question left out"),
-    ([0, 1, 2, 3], None, "nan% [nan%, nan%], WARNING: no verdict on 4 of 4 answers, 2 questions "
-                         "left out")])
+                  "no verdict on 2 of 4 answers"),
+    ([0, 1, 2, 3], None, "nan% [nan%, nan%], WARNING: no verdict on 4 of 4 answers")])
 def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
         run, capsys, failed, avg, said):
     answers = evaluated(run, failed=failed)

@@ -126,8 +126,9 @@ def test_the_log_is_enough_to_keep_and_to_compare_anew(settings):
                 one.baseline, one.p_hat, one.outcome)
         assert {s["reason"] for s in row["pool"]} == {"because"}  # the verifier's
         assert all(s["reward/half"] == s["reward"] / 2 == s["reward/rest"] for s in row["pool"])
-        assert [row[key] for key in ("step", "place", "id", "prompt", "gold")] == [
-            1, group.index, group.problem.id, group.problem.prompt, ""]
+        one = group.problem
+        assert [row[key] for key in ("step", "place", "id", "problem", "prompt", "gold")] == [
+            1, group.index, one.id, f"problem {one.id}", f"<{one.id}>", ""]
         for s, one in zip(group.pool, row["pool"], strict=True):
             wanted = dict(text=s.rollout.text, length=len(s.rollout.token_ids), status=s.status,
                           finish_reason=s.rollout.finish_reason, submit=s.rollout.submitted)

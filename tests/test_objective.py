@@ -150,8 +150,7 @@ def test_diagnostics_by_hand_and_only_of_what_the_objective_does():
         weight_max=6, weight_mean=8.9 / 4, weight_truncated=1 / 4,
         weight_over_2=1 / 4, weight_under_half=1 / 4,  # 2 is not above, and 0.5 not below
         weight_ess=8.9**2 / (4 * (6**2 + 0.4**2 + 0.5**2 + 2**2)), clipped_positive=1 / 4,
-        clipped_negative=1 / 4, entropy_trained=2,
-        routes_agree_0=3 / 4, routes_agree_1=2 / 4, routes_agree_all=2 / 4,
+        clipped_negative=1 / 4, entropy_trained=2, routes_agree_all=2 / 4,
         tokens_trained=4)  # one that is stopped goes forward and backward as well
     assert diagnostics(rows, Config()) == pytest.approx(wanted)
     cispo, bounds = dict(objective="cispo"), dict(eps_low=0.5, eps_high=5.0)

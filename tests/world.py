@@ -175,7 +175,7 @@ def settled(machine: Machine = CPU, **flags) -> Config:
 
 
 def problem(i: int) -> SimpleNamespace:
-    return SimpleNamespace(id=str(i), prompt=f"<{i}>", answer="",
+    return SimpleNamespace(id=str(i), problem=f"problem {i}", prompt=f"<{i}>", answer="",
                            prompt_ids=[i % WORDS, i // WORDS % WORDS])
 
 
