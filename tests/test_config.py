@@ -5,6 +5,7 @@ import re
 import sys
 from types import SimpleNamespace
 from typing import get_args, get_type_hints
+from unittest import mock
 
 import pytest
 
@@ -121,17 +122,17 @@ def test_the_size_of_a_model_is_rounded_as_in_its_name(billions, on_cpu, on_card
     assert [size_of(model, machine) for machine in (CPU, CARD)] == [on_cpu, on_card]
 
 
-@pytest.mark.parametrize("model, users, threads", [
-    ("tiny-moe", None, "1"), ("tiny", "3", "3"), (SMOLLM, None, None)])
+@pytest.mark.parametrize("model, users, wanted", [
+    ("tiny-moe", {}, dict(OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR")),
+    (SMOLLM, {}, dict(TORCH_CPP_LOG_LEVEL="ERROR")),
+    ("tiny", dict(OMP_NUM_THREADS="3", TORCH_CPP_LOG_LEVEL="INFO"), {})])
 def test_a_built_in_model_gets_one_thread_if_the_user_does_not_say_otherwise(
-        monkeypatch, model, users, threads):
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    if users:
-        monkeypatch.setenv("OMP_NUM_THREADS", users)
+        monkeypatch, model, users, wanted):
     monkeypatch.setattr(sys, "argv", ["minirl.py", "--model", model])
     monkeypatch.setattr(config_module, "prepare_streams", lambda: None)
-    assert config_module.parse_before_torch().model == model
-    assert os.environ.get("OMP_NUM_THREADS") == threads
+    with mock.patch.dict(os.environ, users, clear=True):
+        assert config_module.parse_before_torch().model == model
+        assert dict(os.environ) == users | wanted
 
 
 def test_a_run_prints_the_defaults_that_were_chosen_and_what_follows_from_the_machine(

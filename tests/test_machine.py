@@ -23,6 +23,7 @@ def test_the_settings_of_a_run_follow_the_card(monkeypatch, card, flags, setting
         found = SimpleNamespace(name="card", major=card[0], total_memory=card[1] * GB)
         monkeypatch.setattr(machine, "card", lambda: found)
     here = machine.this_machine()
+    assert not card or here[:2] == ("card", card[1] * GB)
     config = settled(here, model="Qwen2.5-0.5B" if card else "tiny", **flags)
     assert settings == (config.dtype, config.sync, config.micro_tokens)
     assert config.rollout_dtype == config.dtype and config.max_tokens == (3000 if card else 64)

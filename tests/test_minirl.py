@@ -178,13 +178,14 @@ def test_the_engine_sleeps_while_gvm_measures_gradients_and_is_synced_after_it(m
     assert {*run.events[1:-2]} == {(False, True, 0.5)}
 
 
-def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(monkeypatch):
-    run = ready(micro_tokens=900, max_prompt_tokens=100, max_tokens=200)
+@pytest.mark.parametrize("micro_tokens, count", [(900, 3), (299, 1)])
+def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(monkeypatch, micro_tokens, count):
+    run = ready(micro_tokens=micro_tokens, max_prompt_tokens=100, max_tokens=200)
     seen, real = [], logprobs.token_logprobs
     monkeypatch.setattr(logprobs, "token_logprobs", lambda policy, rows, temperature: (
         seen.append([len(row.ids) for row in rows]), real(policy, rows, temperature))[1])
     logprobs.try_largest_batch(run)
-    assert seen == [[300] * 3] and run.events == ["sleep", "wake"]
+    assert seen == [[300] * count] and run.events == ["sleep", "wake"]
     assert all(p.grad is None for p in run.policy.parameters())
 
 

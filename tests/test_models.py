@@ -143,7 +143,10 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_then_left_alone(monkeypatc
     assert "does not give a/gone (RepositoryNotFoundError: " in capsys.readouterr().out
     models.ask_hub("a/busy")
     assert os.environ["HF_HUB_OFFLINE"] == "1" and asked == ["a/gone", "a/busy"]
-    models.ask_hub("a/busy", "model")  # the real function, which does not ask any more
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="^Cannot load the model a/busy: OSError: "):
+        models.find_model("a/busy")  # with the real function, which does not ask any more
+    assert "does not give a/busy (OfflineModeIsEnabled: " in capsys.readouterr().out
 
 
 def test_a_model_that_the_hub_has_as_pickles_only_is_refused(tmp_path, monkeypatch):

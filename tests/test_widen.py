@@ -11,12 +11,6 @@ from models import widen
 from parts.models import find_model, load_model
 
 gguf = pytest.importorskip("gguf")
-NAMES = {  # Hugging Face -> GGUF
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "model.layers": "blk"}
 TURN = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>"
 
 
@@ -36,11 +30,10 @@ def write(file, lacks: str = "") -> dict:
             token_list=words + [f"<unused{i}>" for i in range(len(words), config.vocab_size)],
             token_merges=[" ".join(pair) for pair in merges]).items():
         getattr(writer, f"add_{what}")(value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
     for name, value in model.state_dict().items():
-        for old, new in NAMES.items():
-            name = name.replace(old, new)
         if name != lacks:
-            writer.add_tensor(name, value.numpy())
+            writer.add_tensor(names.get_name(name, (".weight", ".bias")), value.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -61,7 +54,7 @@ def test_the_folder_holds_the_files_weights_and_its_chat_template(tmp_path):
 
 def test_a_file_that_lacks_weights_is_refused(tmp_path):
     """As one of several parts. By itself transformers would fill them at random."""
-    write(tmp_path / "lacks.gguf", lacks="blk.1.ffn_up.weight")
+    write(tmp_path / "lacks.gguf", lacks="model.layers.1.mlp.up_proj.weight")
     with pytest.raises(SystemExit, match="no weights for .*1.mlp.up_proj"):
         widen.main([str(tmp_path / "lacks.gguf"), str(tmp_path / "made")])
     assert not (tmp_path / "made").exists()
