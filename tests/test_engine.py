@@ -28,10 +28,6 @@ STOP = make.build_tokenizer().convert_tokens_to_ids("1")  # ends an answer, as d
 @pytest.mark.engine
 def test_results_stay_with_their_own_prompt_when_few_remain():
     """Most prompts end after their first round, and three take all rounds."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    known = {field.name for field in fields(EngineArgs)}
-    assert {*ALWAYS, *ON_CARD, *FP8} - {"use_tqdm_on_load"} <= known
     policy, verdicts, never = models_small.policy(FOLDER, rank=8), {}, (1, 8, 13)
     grader = SimpleNamespace(
         submit=lambda key, *_: verdicts.update({key: float(key[0] not in never and key[1] % 2)}),
@@ -46,6 +42,9 @@ def test_results_stay_with_their_own_prompt_when_few_remain():
         groups = collect(problems, SamplerConfig(n=4, M=8, N=4), rollouts, grader)
         rollouts.bar.close()
         end = engine.tokenizer.eos_token_id
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert {*ALWAYS, *ON_CARD, *FP8} <= {field.name for field in fields(EngineArgs)}
     assert [g.problem for g in groups] == problems
     assert [i for i, group in enumerate(groups) if len(group.pool) == 32] == [*never]
     # under another prompt the log-probs would not be the engine's

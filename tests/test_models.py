@@ -23,15 +23,6 @@ from parts.models import load_model
 TINY = ROOT / "models" / "tiny"
 
 
-def load(name):
-    """As a run does: its files, then the trainer's model."""
-    model = models.find_model(name)
-    models.check_family(model.config)
-    assert model.empty.num_parameters()
-    assert model.tokenizer and model.folder
-    return load_model(model.path, "float32")
-
-
 def change(folder, **settings):
     config = json.loads((folder / "config.json").read_text()) | settings
     stated = {name: value for name, value in config.items() if value is not None}
@@ -83,7 +74,10 @@ def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     folder = shutil.copytree(TINY, tmp_path / "model")
     harm(folder)
     with pytest.raises(SystemExit, match=words) as end:
-        load(str(folder))
+        model = models.find_model(str(folder))
+        models.check_family(model.config)
+        assert model.tokenizer and model.folder
+        load_model(model.path, "float32")
     assert str(end.value).isprintable()
 
 

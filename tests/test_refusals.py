@@ -64,6 +64,8 @@ REFUSED = {
         ("--threshold 0.5", "threshold has no effect without reward, because math-verify gives 0 or"
          " 1: leave it out\n"),
         ("--replay r3", "models/tiny, which is no MoE model"), ("--resume", "needs the --name of"),
+        ("--model other", "of the family gpt2 cannot be trained here, but only those of qwen2, qw",
+         text("other/config.json", '{"model_type": "gpt2"}')),
         *((f"--name other {flag}", "runs/other holds something else: choose another --name",
            text("runs/other/eval.jsonl", "{}"))
           for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
@@ -155,7 +157,9 @@ def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
 @pytest.mark.parametrize("program, flags, words", [
     *((program, *REFUSED[program][0]) for program in ("minirl.py", "eval.py")),
     ("minirl.py", "--eval-data builtin,gone.jsonl", "No such file or directory: 'gone.jsonl'"),
-    ("eval.py", "--template missing.jinja", "cannot read missing.jinja")])
+    *((program, *row) for program in ("minirl.py", "eval.py") for row in (
+        ("--template missing.jinja", "cannot read missing.jinja"),
+        ("--reward a.py:f", "--reward takes FILE.py:FUNCTION of an existing file, not a.py:f.")))])
 def test_a_program_answers_before_torch_is_imported(program, flags, words, tmp_path):
     """Which here could not be."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
