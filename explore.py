@@ -64,10 +64,8 @@ def main(config: PageConfig) -> None:
     data = data_of(runs, sizes)
     file, page = folders[0] / "explore.html", page_of(data)
     write_safely(file, page)
-
-    for sentence in data["notes"]:
-        print(sentence)
-    print(f"{file} ({len(page) / 1e6:.1f} MB): open it in a browser")
+    megabytes = len(page) / 1e6
+    print(*data["notes"], f"{file} ({megabytes:.1f} MB): open it in a browser", sep="\n")
 
 
 # ------------------------------------------------------------------------------ the data

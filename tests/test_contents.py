@@ -15,20 +15,13 @@ from world import Engine, Grader, small_run
 
 
 # ------------------------------------------------------------------------------ ways to change it
-def one_byte(file: Path) -> None:
-    """Deep inside, and neither the size nor the time of the file tells it."""
-    before = file.stat()
-    with open(file, "r+b") as opened:
-        opened.seek(before.st_size // 2)
-        byte = opened.read(1)
-        opened.seek(-1, os.SEEK_CUR)
-        opened.write(bytes([byte[0] ^ 1]))
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert file.stat().st_size == before.st_size and file.stat().st_mtime_ns == before.st_mtime_ns
-
-
 def weight(folder: Path) -> None:
-    one_byte(folder / "model.safetensors")
+    """A byte deep inside, and neither the size nor the time of the file tells it."""
+    file = folder / "model.safetensors"
+    before, content = file.stat(), bytearray(file.read_bytes())
+    content[before.st_size // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def end_token(folder: Path) -> None:
@@ -88,10 +81,6 @@ def test_a_name_on_the_hub_stands_for_the_files_that_it_has_now(base, monkeypatc
     assert Model("org/name", "org/name", None).digest != before
 
 
-def alpha(adapter: Path) -> None:
-    change(adapter / "adapter_config.json", lora_alpha=9)
-
-
 # ------------------------------------------------------------------------------ an evaluation
 def evaluate(monkeypatch, *flags) -> int:
     """Evaluates two problems in ./out. Returns how often an engine was started."""
@@ -104,7 +93,8 @@ def evaluate(monkeypatch, *flags) -> int:
 
 
 @pytest.mark.parametrize("spoil, flags", [
-    (weight, []), (lambda _: alpha(Path("adapter")), ["--adapter=adapter"]),
+    (weight, []),
+    (lambda _: change(Path("adapter/adapter_config.json"), lora_alpha=9), ["--adapter=adapter"]),
     (lambda _: Path("judge.py").write_text("score = len"), ["--reward=judge.py:score"]),
     (lambda _: change_turns(" Be brief."), ["--template=turns.json"])])
 def test_old_answers_are_not_shown_as_those_of_a_changed_model(base, monkeypatch, spoil, flags):

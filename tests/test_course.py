@@ -203,15 +203,14 @@ FILES = [  # lab, its text, what is said
 
 
 def said_by(main, capsys, monkeypatch, *words) -> str:
-    """What this main prints with these arguments, to the end and beyond."""
+    """What this main prints with these arguments, and with what it ends."""
     monkeypatch.setattr(sys, "argv", ["", *map(str, words)])
+    end = ""
     try:
         main()
-        end = None
     except SystemExit as stopped:
-        end = stopped
-    printed = capsys.readouterr().out
-    return printed + (end.code if end and isinstance(end.code, str) else "")
+        end = stopped.code
+    return f"{capsys.readouterr().out}{end}"
 
 
 @pytest.mark.parametrize("lab, text, sentences", FILES)
@@ -227,7 +226,6 @@ EMPTY = "\ndef exit_test(*_): raise NotImplementedError\ndef keep(*_): raise Not
 SAYS = "10 of 10 points"
 HOSTILE = {  # student -> lab_3.py. None solves anything, so each of them gets 0 points
     "prints": f"print({SAYS!r}, flush=True); import os; os._exit(0)",
-    "exits": f"import sys; print({SAYS!r}); sys.exit(0)",
     "exits-in-a-call": "import os\ndef exit_test(*_): os._exit(0)\nkeep = exit_test",
     "equal": """
 class Equal(list):
@@ -245,7 +243,7 @@ def exit_test(*_): return []
 keep = exit_test
 """,
     "looks-up": """
-import gc, sys
+import sys
 def exit_test(*_):
     frame = sys._getframe()
     while frame:
@@ -254,9 +252,6 @@ def exit_test(*_):
                 if name in names:
                     return names[name]
         frame = frame.f_back
-    for one in gc.get_objects():
-        if isinstance(one, tuple) and len(one) > 4 and one[0] == "ada-balance":
-            return one[4]
 def keep(*_): return exit_test()
 """,
     "reads": f"open({str(ROOT / 'course/checks/lab_3.py')!r}).read()",
@@ -268,8 +263,6 @@ for fd in range(3, 64):
         except OSError: pass
 """ + EMPTY,
     "forks": "import ctypes, time\nif not ctypes.CDLL(None).fork():\n    time.sleep(10**6)" + EMPTY,
-    "asks": "input('points? ')",
-    "listens": "import sys\nraise ValueError(sys.stdin.readline() or 'nothing to read')",
     "floods": f"for _ in range(10**4): print({SAYS!r} * 1000)\n"
               "def exit_test(*_): return 'x' * 2**25\nkeep = exit_test",
     "recurses": "def exit_test(*_): return exit_test()\ndef keep(*_): return bytearray(9 * 2**30)",
@@ -279,12 +272,10 @@ for fd in range(3, 64):
         f"open('/proc/self/root{ROOT / 'course/checks/lab_3.py'}').read()",
     "replaces": "import os, tempfile\n"
                 f"os.rename(tempfile.mkstemp()[1], {str(ROOT / 'course/check.py')!r})",
-    "removes": f"import os; os.rename({str(ROOT / 'course/check.py')!r}, '/tmp/gone')",
 }
-REASONS = dict(prints="ended its process", asks="EOFError", listens="nothing to read",
-               zoe="SyntaxError", recurses="MemoryError", floods="ended its process",
-               **dict.fromkeys(("reads", "reads-by-another-path", "rewrites", "replaces",
-                                "removes"), "PermissionError"))
+REASONS = dict(prints="ended its process", zoe="SyntaxError", recurses="MemoryError",
+               floods="ended its process", **dict.fromkeys(
+                   ("reads", "reads-by-another-path", "rewrites", "replaces"), "PermissionError"))
 
 
 def test_no_submission_gets_points_for_free_or_leaves_anything(tmp_path, capfd, monkeypatch):
@@ -300,14 +291,7 @@ def test_no_submission_gets_points_for_free_or_leaves_anything(tmp_path, capfd, 
         (tmp_path / "class" / name).write_text(text)
     project = {file: file.read_bytes() for file in (ROOT / "course").rglob("*.py")}
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "class"), "--out", str(tmp_path)])
-    read, write = os.pipe()
-    os.write(write, b"what the lecturer types\n")
-    stdin = os.dup(0)
-    os.dup2(read, 0)
-    try:
-        grade.main()
-    finally:
-        os.dup2(stdin, 0)
+    grade.main()
     head, *table = (tmp_path / "points.csv").read_text(encoding="utf-8-sig").splitlines()
     assert head == "student," + ",".join(LABS)
     assert sorted(table) == sorted(
@@ -348,10 +332,9 @@ def test_a_file_that_only_waits_is_stopped(tmp_path, monkeypatch):
 
 
 def test_training_uses_what_is_written_and_says_what_is_not(tmp_path, monkeypatch, capsys):
-    text = (submission.LABS / "lab_3.py").read_text().replace(
-        "    raise NotImplementedError", "    return pool[:n]")
-    text = text.replace("    return pool[:n]", "    raise NotImplementedError", 1)
-    (tmp_path / "lab_3.py").write_text(text)
+    text = (submission.LABS / "lab_3.py").read_text()
+    exit_test, keep = text.rsplit("    raise NotImplementedError", 1)
+    (tmp_path / "lab_3.py").write_text(f"{exit_test}    return pool[:n]{keep}")
     monkeypatch.setattr(check, "LABS", tmp_path)
     assert list(train.written(["lab_3"])["lab_3"]) == ["keep"]
     assert "exit_test is not written yet, so the project's own is used" in capsys.readouterr().out

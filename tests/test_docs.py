@@ -101,7 +101,8 @@ def test_the_pages_of_docs_stay_short():
 def test_quoted_lines_are_lines_of_the_code():
     code = {line.split("#")[0].strip() for file in ("minirl.py", "ada_sampler.py")
             for line in (ROOT / file).read_text().splitlines()}
-    quoted = "".join(blocks_of("docs/method.md")).splitlines()
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/method.md").read_text(), re.S)
+    quoted = "".join(blocks).splitlines()
     assert quoted and [line for line in quoted if line.split("#")[0].strip() not in code] == [], (
         "docs/method.md quotes these lines: copy them anew from the code")
 
@@ -116,20 +117,16 @@ def test_what_a_page_names_is_there(page):
     files += re.findall(r"pytest (tests/\w+\.py)", text)
     for name, word in re.findall(r"pytest (tests/\w+\.py) -k (\w+)", text):
         assert re.search(rf"^def test_\w*{word}", (ROOT / name).read_text(), re.M)
-    files += re.findall(r"`((?:parts|explorer|verifier|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
+    files += re.findall(r"`((?:parts|explorer|bench|tests)/\w+\.(?:py|jsonl?|md))`", text)
     real = [name for name in files if not name.endswith("X.py")]  # a placeholder
     assert [name for name in real if not (ROOT / name).exists()] == [], f"update {page.name}"
     made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     assert set(re.findall(r"(?:^|`|&& )make ([a-z-]+)", text, re.M)) <= {*made}
-    says = r"`(\w+)` (?:in |\()`((?:parts/|explorer/|verifier/|tests/)?\w+\.py)`"
+    says = r"`(\w+)` (?:in |\()`((?:parts/|explorer/|tests/)?\w+\.py)`"
     wrong = [(name, file) for name, file in re.findall(says, text) if not re.search(
         rf"^(def |class |){name}\b",
         (ROOT / ("tests" if file.startswith("test_") else "") / file).read_text(), re.M)]
     assert wrong == [], f"{page.name} names functions that are no longer there: rename them in it"
-
-
-def blocks_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
 def test_each_number_of_the_picture_of_the_rounds_follows_from_the_rule():

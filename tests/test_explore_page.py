@@ -1,4 +1,5 @@
 """The page of explore.py in a real browser shows what the run recorded and the code computes."""
+import json
 import random
 import re
 import shutil
@@ -12,9 +13,9 @@ import torch
 import explore
 import minirl
 from helpers import HANG, ROOT
-from explorer import what_if
+from explorer import panels
 from parts.config import OBJECTIVES
-from test_explore import HOSTILE, make, recorded_run
+from test_explore import HOSTILE, RECORDED, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 pytestmark = pytest.mark.slow
@@ -33,22 +34,14 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """The page of `four`, as the command makes it."""
-    place = make(tmp_path_factory.mktemp("runs") / "four")
-    explore.main(explore.PageConfig(str(place)))
-    return place / "explore.html"
-
-
 @pytest.fixture
-def browse(chromium, recorded, tmp_path):
-    """browse(address): an open page of the recorded run, of `data`, or of a `file`.
-    At the end: no error on the console, no request."""
+def browse(chromium, tmp_path):
+    """browse(address, data or a file): an open page. At the end: no error on the console, no
+    request."""
     wrong, contexts = [], []
 
     def open_page(address="", data=None, file=None):
-        file = file or (page_of(tmp_path, data) if data else recorded)
+        file = file or page_of(tmp_path, data)
         contexts.append(chromium.new_context(viewport=dict(width=1280, height=720)))
         page = contexts[-1].new_page()
         page.set_default_timeout(1000 * HANG)
@@ -73,14 +66,21 @@ def page_of(folder, data):
     return file
 
 
-def recorded_group(place=9, name="four"):
+def recorded_group():
     """Of step 10."""
-    return next(g for g in recorded_run(name)["groups"] if (g["step"], g["place"]) == (10, place))
+    return next(g for g in recorded_run()["groups"] if (g["step"], g["place"]) == (10, 9))
 
 
 def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
     return recorded_run(**config) | dict(
         name=name, metrics=list(metrics), evals=list(evals), groups=list(groups))
+
+
+def small_run(number, changes):
+    """The run in explore_run/small. The logs of a second one begin a row later."""
+    run = panels.read_run(RECORDED / "small") | recorded_run("small", **changes)
+    logs = {log: run[log][number:] for log in ("metrics", "evals", "groups")}
+    return run | logs | dict(name=f"run {number}")
 
 
 PROMPT = "#/run/0/step/10/prompt/9"  # of which most tests look at answer 6, sample/5
@@ -98,47 +98,6 @@ def go(page, view):
         addEventListener("hashchange", () => requestAnimationFrame(done), { once: true });
         location.hash = view;
     })""", view)
-
-
-@pytest.mark.core
-def test_from_the_curves_to_the_formula_of_a_token(browse):
-    """By the mouse alone. A click on another rule shows what it would have kept."""
-    page = browse()
-
-    def on(view, found, **where):
-        found.click(**where)
-        page.wait_for_selector(f"main[data-view={view}]")
-
-    curve = page.locator(".panel svg[role=img]").first
-    box, across = curve.bounding_box(), (40 + 10 / 12 * (560 - 48)) / 560  # to step 10
-    on("prompts", curve, position=dict(x=box["width"] * across, y=box["height"] / 2))
-    assert page.url.endswith("#/run/0/step/10")
-    assert page.locator(".row").first.get_attribute("data-place") == "0"  # the first of the batch
-    on("prompt", page.locator(".row", has_text="7+2+3=?"))
-    group = recorded_group()
-    said = page.locator(".baseline").get_attribute("aria-label")
-    assert said == "pool mean 0.813, kept mean 0.5"  # 13 of 16, and 2 of 4
-    kinds = [bar.get_attribute("class") for bar in page.locator(".draw .lane i").all()]
-    assert [("right" in kind, "kept" in kind) for kind in kinds] == [
-        (s["reward"] > 0.7, s["kept"]) for s in group["pool"]]
-
-    what_if.add_to(run_of([group]), {})
-    fate = group["what_if"]["ada-pos"]
-    page.click("tr[data-rule=ada-pos] button")
-    settle(page)
-    assert page.locator("tr[data-rule=ada-pos] td").nth(1).inner_text() == str(fate["draws"])
-    would = page.evaluate("[...document.querySelectorAll('.would')].map(e => +e.textContent - 1)")
-    assert would == fate["kept"]
-
-    on("sample", page.locator(".draw[data-sample='5']"))
-    sample = group["pool"][5]
-    texts = page.locator(".tokens .token").all_inner_texts()
-    assert "".join(texts).replace("↵", "\n") == "".join(sample["tokens"])
-    on("sample", page.locator(".token[data-t='10']"))
-    why = page.inner_text("#why")
-    assert sample["mask"][10] == "0" and why.startswith("Gradient 0 by the mask.")
-    on("sample", page.locator(".token[data-t='2']"))  # nothing lies above it
-    assert page.inner_text("#why").startswith("Gradient −0.")
 
 
 VARIANTS = [
@@ -214,7 +173,8 @@ def test_a_banner_says_where_the_pages_terms_are_not_those_that_were_logged(
 
 def test_what_a_model_wrote_is_only_text(browse, tmp_path):
     text = " ".join(hostile[:1000] for hostile in HOSTILE)
-    group = recorded_group() | dict.fromkeys(("prompt", "gold", "id", "outcome"), text)
+    group = recorded_group() | dict.fromkeys(
+        ("problem", "prompt", "gold", "id", "outcome"), text)
     for s in group["pool"]:
         s |= dict.fromkeys(("text", "reason", "status", "answer", "finish_reason"), text)
         if "tokens" in s:
@@ -235,34 +195,42 @@ def test_what_a_model_wrote_is_only_text(browse, tmp_path):
         assert "\u202e" not in words and "U+202E" in words
 
 
-def test_two_runs_stand_side_by_side(browse):
-    evals = [dict(step=step, data=data, questions=8, avg=0.5, ci_low=0.1, ci_high=0.9)
-             for step in (0, 6) for data in ("easy", "hard")]
-    runs = [run_of(recorded_run(name)["groups"], name, evals=evals) for name in ("four", "one")]
-    page = browse(PROMPT, data=dict(runs=runs))
-    draws = [len(recorded_group(name=name)["pool"]) for name in ("four", "one")]
-    assert page.locator(".draw").count() == sum(draws)
-    go(page, "#/curves")
-    chart = page.locator("svg[aria-label='Accuracy on held-out problems']")
-    assert chart.locator("path.line").count() == 4  # each run on each set
+SAID = RECORDED / "said.txt"
+LINES = """part => [...document.querySelectorAll(`:is(${part}), :is(${part}) *`)].flatMap(node => {
+    const own = [...node.childNodes].map(child => child.nodeType === 3 ? child.data : "").join("");
+    const kinds = ["right", "wrong", "failed", "kept", "unseen", "would", "chosen", "stopped",
+        "run0", "run1", "series1", "raw"];
+    const traits = ["href", "title", "aria-label", "aria-pressed", "disabled", "hidden", "style",
+        "d", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "min", "max", "checked", "selected"];
+    const line = [...kinds.filter(kind => node.classList.contains(kind)),
+        ...traits.filter(name => node.hasAttribute(name)).map(
+            name => node.getAttribute(name) || name), own].join(" ").trim();
+    return line ? [line.replaceAll("\\n", "↵")] : [];
+})"""
 
 
-def test_what_a_failed_update_or_grader_leaves_is_said_where_it_matters(browse):
-    """An answer without a verdict is neither right nor wrong."""
-    broken, unjudged = recorded_group(), recorded_group() | dict(step=11, outcome="too few wrong")
-    broken["pool"][5]["theta"] = [None] * 16
-    unjudged["pool"][3] |= dict(reward=None, status="raised")
-    page = browse(f"{PROMPT}/sample/5/token/3", data=dict(runs=[run_of([broken, unjudged])]))
-    assert page.inner_text("#why").startswith("Not a number")
-    go(page, "#/run/0/all?only=failed")
-    settle(page)
-    (row,) = page.locator(".row").all_inner_texts()
-    assert all(x in row for x in ("step 11", "12 of 16 right", "pool 0.8 ", "no verdict on 1"))
-    go(page, "#/run/0/step/11/prompt/9/sample/3")
-    assert "the grader gave no verdict on it" in page.inner_text("#untrained")
-    go(page, "#/run/0/step/11/prompt/9")
-    assert ("16 answers: 12 right, 3 wrong, 1 without a verdict, unresolved: too few wrong answers"
-            in page.inner_text("#timeline"))
+@pytest.mark.core
+def test_each_view_says_what_follows_from_the_log(browse, tmp_path):
+    """Each paragraph of said.txt begins with an address, a part of the page, keys and clicks (@),
+    and the changed settings of one run or two. The address and the title to which they lead and
+    what this part of the page then says must follow from explore_run/small."""
+    pages, found = {}, []
+    for paragraph in SAID.read_text().split("\n\n"):
+        head = paragraph.splitlines()[0]
+        address, part, keys, changes = head.split(" ", 3)
+        if changes not in pages:
+            pages[changes] = browse(data=dict(runs=[
+                small_run(i, changed) for i, changed in enumerate(json.loads(changes))]))
+        page = pages[changes]
+        go(page, address if "?" in address else address + "?")
+        for key in keys.split(",") if keys != "-" else ():
+            page.click(key[1:]) if key[0] == "@" else page.keyboard.press(key)
+            settle(page)
+        end = f"{page.url.split('#')[1]} {page.title()}"
+        found.append("\n".join([head, end, *page.evaluate(LINES, part)]))
+    new = tmp_path / "said.txt"
+    new.write_text("\n\n".join(found) + "\n")
+    assert new.read_text() == SAID.read_text(), f"if all of it is right, copy {new}"
 
 
 def test_each_view_of_the_gallery_says_what_its_guide_quotes(browse):

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -49,9 +50,7 @@ def gradients_of_minirl(groups, mini_batches: int) -> list:
 def gradients_of(evening, kept, mini_batches: int, **settings) -> list:
     optimizer = Recorder(policy())
     settings |= dict(MAX_TOKENS=MAX_TOKENS, MINI_BATCHES=mini_batches)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setattr(evening, name, value)
+    with mock.patch.multiple(evening, **settings):
         evening.update(optimizer.model, optimizer, kept)
     return optimizer.gradients
 
