@@ -53,9 +53,7 @@ def test_every_module_says_what_would_be_lost_without_it():
     section = page.split("## What stands behind the scripts")[1].split("\n## ")[0]
     named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.+?) \|", section, re.M)))
     modules = [file.stem for room in ("parts", "explorer") for file in (ROOT / room).glob("*.py")]
-    assert sorted(named) == sorted(modules), (
-        "give every module of parts/ and explorer/ a row in the table of CONTRIBUTING.md, section "
-        "What stands behind the scripts, and delete rows of modules that are gone")
+    assert sorted(named) == sorted(modules), "update this table of CONTRIBUTING.md"
 
 
 def test_the_map_leads_to_functions_that_exist():
@@ -67,8 +65,7 @@ def test_the_map_leads_to_functions_that_exist():
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     known = set(re.findall(r"^(?:def|class) (\w+)|^    (\w+_T) = ", code, re.M))
     assert len(names) >= 12 and names - {name for pair in known for name in pair} == set(), (
-        "update the last column of the table in CONTRIBUTING.md, section From paper to line: these "
-        "functions have another name in the code")
+        "update the last column of this table in CONTRIBUTING.md")
 
 
 def test_the_readme_has_the_lengths_flags_and_defaults_of_the_code():

@@ -65,11 +65,9 @@ def test_from_top_to_bottom_in_a_kernel(tmp_path):
     waits = dict.fromkeys(("timeout", "startup_timeout", "iopub_timeout"), HANG)
     nbclient.NotebookClient(notebook, kernel_name="python3", **waits,
                             resources=dict(metadata=dict(path=str(tmp_path)))).execute()
-    said = printed(notebook.cells)
     for fresh, stored in zip(notebook.cells, CELLS, strict=True):
         if fresh.cell_type == "code":
             assert shape(fresh) == shape(stored), stored["id"]
-    assert "NUMA" not in said and "%|" not in said
     evaluations = lines(tmp_path / "runs/walkthrough/eval.jsonl")
     assert [row["step"] for row in evaluations] == [0, 8]
     assert evaluations[1]["ci_low"] > evaluations[0]["ci_high"]  # it has learnt
