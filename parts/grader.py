@@ -181,7 +181,7 @@ class ForkingGrader(contextlib.AbstractContextManager):
 
     def __init__(self, name: str, threshold: float | None = None, examples: list = (),
                  workers: int = WORKERS, cpu_seconds: float = 1.5, clock_seconds: float = 60.0):
-        path = os.path.abspath(os.path.expanduser(name))
+        path = os.path.abspath(name)
         with tokenize.open(path.rpartition(":")[0]) as file:
             source = file.read()  # the file may change during the run
         self.how = dict(name=path, source=source, threshold=threshold, examples=examples,
@@ -258,8 +258,7 @@ class OwnReward(ForkingGrader):
 
 def require_function(name: str) -> None:
     """Raises SystemExit unless it is "" or names a function of a file that exists."""
-    path = name.rpartition(":")[0]
-    if name and not os.path.isfile(os.path.expanduser(path)):
+    if name and not os.path.isfile(name.rpartition(":")[0]):
         raise SystemExit(f"--reward takes FILE.py:FUNCTION of an existing file, not {shown(name)}.")
 
 

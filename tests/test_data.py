@@ -71,7 +71,7 @@ def test_files_of_text(tmp_path, name, content):
 
 
 def test_what_is_dropped_is_counted_by_its_reason(tmp_path, capsys):
-    odd = [dict(problem="", answer="1"), dict(problem="q", answer="")]
+    odd = [dict(problem=" ", answer="1"), dict(problem="q", answer="")]
     write(tmp_path, odd + rows("p", " p ") + [dict(problem="p", answer="2")])
     assert len(load_problems(f"{tmp_path}/set.jsonl")) == 1
     assert capsys.readouterr().out == (

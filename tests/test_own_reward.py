@@ -76,7 +76,7 @@ def test_a_reward_is_a_number_or_the_sum_of_named_ones_and_those_above_the_thres
 
 @pytest.mark.parametrize("completion, status, why", [
     *((odd, "no_number", f"it returned {odd}; see docs/rewards.md") for odd in (
-        "None", "'0.5'", "[1.0]", "-1000001.0", "1j", "{}", "{'a': None}", "{'a': '1'}",
+        "None", "'0.5'", "b'1'", "[1.0]", "-1000001.0", "1j", "{}", "{'a': None}", "{'a': '1'}",
         "{'a': {'b': 1}}", "{'a': 1000001.0, 'b': -1.0}", "{'a': 1000000.0, 'b': 1}")),
     ("float('nan')", "no_number", "nan"), ("10**400", "no_number", "1000"),
     ("dict.fromkeys('abcdefgh', 0)", "no_number", "it returned {"),
@@ -98,13 +98,13 @@ def test_the_function_is_given_all_columns_and_the_completion(mine, tmp_path, mo
     assert [problem.row for problem in problems] == rows
     built_in, = load_problems("builtin", whole=True, limit=1)
     assert built_in.row.items() >= dict(problem=built_in.problem, id=built_in.id).items()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for named in ("", f"{mine}:row", f"~/{mine.name}:row"):
+    monkeypatch.chdir(tmp_path)
+    for named in ("", f"{mine}:row", f"{mine.name}:row"):
         require_function(named)
     for odd in (f"{mine}", f"{tmp_path}/gone.py:row"):
         with pytest.raises(SystemExit, match=f"^--reward takes FILE.py:FUNCTION .*, not {odd}.$"):
             require_function(odd)
-    with OwnReward(f"~/{mine.name}:row", 0, workers=1) as grader:
+    with OwnReward(f"{mine.name}:row", 0, workers=1) as grader:
         for key, problem in enumerate(problems):
             answer = SimpleNamespace(text="four", raw="four<end>")
             grader.submit(key, problem, answer, style="minerva")

@@ -227,23 +227,16 @@ def test_stop_adds_tokens_and_names_the_known_ends_where_there_is_no_such_token(
 
 
 def test_the_known_ends_are_printed(tokenizer, tmp_path, capsys):
-    """One that the tokenizer does not have is shown as a number."""
-    (tmp_path / "config.json").write_text('{"eos_token_id": 383}')
+    """One that the tokenizer does not have is shown as a number. A model with several modalities
+    names the ends of its text model, too."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(dict(eos_token_id=383, text_config=dict(eos_token_id=[382]))))
     end = tokenizer.eos_token_id
-    for rows, ends, words in ((384, [end, 383], "<|endoftext|>, 383"),
+    for rows, ends, words in ((384, [end, 382, 383], "<|endoftext|>, 382, 383"),
                               (0, [], "no token, so name one with --stop TOKEN")):
         model = SimpleNamespace(tokenizer=tokenizer, embedded=rows, folder=tmp_path)
         assert stop_ids(model, "none") == ends
         assert capsys.readouterr().out == f"an answer ends at {words}\n"
-
-
-def test_the_config_of_a_model_with_several_modalities_names_ends_too(tmp_path):
-    model = model_with(tmp_path / "model", *LAYOUTS["Mistral"][:-1])
-    nested = dict(model_type="gemma3_text", vocab_size=384,
-                  eos_token_id=model.tokenizer.convert_tokens_to_ids("[INST]"))
-    (tmp_path / "model/config.json").write_text(
-        json.dumps(dict(model_type="gemma3", text_config=nested)))
-    assert ends_of(find_model(model.path)) == {"</s>", "[INST]"}
 
 
 # -------------------------------------------------------------------------- beyond the embedding

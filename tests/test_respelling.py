@@ -62,7 +62,7 @@ def changed(gold: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_spellings_of_golds_are_right_and_changed_golds_wrong(capsys):
+def test_spellings_of_golds_are_right_and_changed_golds_wrong():
     with Grader() as grader:
         readable = grader.check_golds(GOLDS)
         golds = [gold for gold, is_readable in zip(GOLDS, readable) if is_readable]
@@ -70,7 +70,4 @@ def test_spellings_of_golds_are_right_and_changed_golds_wrong(capsys):
             asked = [(gold, kind, text) for gold in golds for kind, text in vary(gold).items()]
             found = grader.grade([(gold, f"\\boxed{{{text}}}") for gold, _, text in asked])
             faults = [one for one, v in zip(asked, found) if (v.status == "correct") != right]
-            with capsys.disabled():
-                print(f"\n{vary.__name__}: {len(faults)} of {len(asked)} misjudged", *faults[:20],
-                      sep="\n")
-            assert len(faults) <= 0.003 * len(asked)
+            assert (len(asked), len(faults)) == ((2466, 0) if right else (1004, 3)), faults
