@@ -84,7 +84,7 @@ class ChunkedLogprobs(torch.autograd.Function):
     logp_T would be the largest tensor of the program, so it is computed for `chunk` tokens at a
     time. LoRA leaves W frozen, so only the gradient with respect to h is needed, as small as h:
 
-        d log p(y) / d h = sum_v (onehot(y) - p)_v dz_v/d(W h)_v W_v / temperature
+        d log p(y) / d h = sum_v (onehot(y) - p)_v W_v / temperature
 
     It is computed while the logits of the chunk exist. The entropy is a metric without gradient.
     """
@@ -96,13 +96,14 @@ class ChunkedLogprobs(torch.autograd.Function):
         ctx.larger = 256 if h_T.dtype == torch.float16 else 1  # against underflow
         for start in range(0, len(h_T), chunk):
             at = slice(start, start + chunk)
-            logp, slope = log_softmax(head, h_T[at], temperature)  # [chunk, vocabulary]
+            logp = log_softmax(head, h_T[at], temperature)  # [chunk, vocabulary]
             logprob_T[at] = logp.gather(-1, target_T[at, None])[:, 0]
             p = logp.exp()
             entropy_T[at] = -torch.linalg.vecdot(p, logp)  # sum of p log p without their product
             if slope_T is not None:
                 E = onehot_minus(p, target_T[at])  # in float32, or rounding of p would dominate
-                slope_T[at] = E.mul_(slope * ctx.larger).to(head.weight.dtype) @ head.weight
+                E.mul_(ctx.larger / temperature)
+                slope_T[at] = E.to(head.weight.dtype) @ head.weight
         ctx.save_for_backward(slope_T)
         ctx.mark_non_differentiable(entropy_T)
         return logprob_T, entropy_T
@@ -115,11 +116,9 @@ class ChunkedLogprobs(torch.autograd.Function):
 
 
 def log_softmax(head, h_T, temperature: float):
-    """(log p [T, vocabulary], dz / d(W h) / temperature), with only one tensor of this size."""
-    z = head.logits(h_T)
-    slope = head.slope(z) / temperature
-    z.div_(temperature)
-    return z.sub_(z.logsumexp(-1, keepdim=True)), slope
+    """log p [T, vocabulary], with only one tensor of this size."""
+    z = head.logits(h_T).div_(temperature)
+    return z.sub_(z.logsumexp(-1, keepdim=True))
 
 
 def onehot_minus(p, target_T):
@@ -131,44 +130,31 @@ def onehot_minus(p, target_T):
 
 @dataclass
 class Head:
-    """The layer from the last hidden state h to logits z = W h, which Gemma 2 caps."""
+    """The layer from the last hidden state h to logits z = W h."""
 
     weight: torch.Tensor  # W [vocabulary, hidden]
-    cap: float | None = None
 
-    def logits(self, h_T):
-        """z [T, vocabulary] in float32."""
-        z = float32_product(h_T, self.weight)
-        if self.cap is not None:
-            z.div_(self.cap).tanh_().mul_(self.cap)
+    def logits(self, h_T, words=2048):
+        """z [T, vocabulary] in float32, even if h and W have 16 bits.
+
+        torch would round the product to 16 bits, which moves log-probs by up to 0.03. On a CPU, W
+        is converted in slices of the vocabulary, because a whole copy would take a gigabyte.
+        """
+        weight = self.weight
+        if h_T.dtype in (torch.float32, torch.float64):
+            return (h_T @ weight.T).float()
+        if h_T.is_cuda:
+            return torch.mm(h_T, weight.T, out_dtype=torch.float32)
+        wide_T, z = h_T.float(), h_T.new_empty((len(h_T), len(weight)), dtype=torch.float32)
+        for start in range(0, len(weight), words):
+            at = slice(start, start + words)
+            torch.mm(wide_T, weight[at].float().T, out=z[:, at])
         return z
-
-    def slope(self, z):
-        """dz / d(W h) at the logits z, which is 1, or 1 - (z / cap)^2 with a cap."""
-        return 1.0 if self.cap is None else (z / self.cap).square_().neg_().add_(1)
 
 
 def head_of(model) -> Head:
     """The head of a Hugging Face model."""
-    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    return Head(model.lm_head.weight, cap)
-
-
-def float32_product(h_T, weight, words=2048):
-    """h W^T in float32 [T, vocabulary], even for 16-bit matrices.
-
-    torch would round the product to 16 bits, which moves log-probs by up to 0.03. On a CPU, W is
-    converted in slices of the vocabulary, because a whole copy would take a gigabyte.
-    """
-    if h_T.dtype in (torch.float32, torch.float64):
-        return (h_T @ weight.T).float()
-    if h_T.is_cuda:
-        return torch.mm(h_T, weight.T, out_dtype=torch.float32)
-    wide_T, z = h_T.float(), h_T.new_empty((len(h_T), len(weight)), dtype=torch.float32)
-    for start in range(0, len(weight), words):
-        at = slice(start, start + words)
-        torch.mm(wide_T, weight[at].float().T, out=z[:, at])
-    return z
+    return Head(model.lm_head.weight)
 
 
 # With examples in the prompt, most tokens are the same in every row and are computed only once.
@@ -230,8 +216,8 @@ def head_gradient_norm(policy, row: Sequence, temperature: float, chunk: int = 1
     gradient = torch.zeros_like(head.weight, dtype=torch.float32)
     for start in range(0, len(h_T), chunk):
         at = slice(start, start + chunk)
-        logp, slope = log_softmax(head, h_T[at], temperature)
-        E = onehot_minus(logp.exp_(), target_T[at]).mul_(slope)  # [chunk, vocabulary]
+        p = log_softmax(head, h_T[at], temperature).exp_()
+        E = onehot_minus(p, target_T[at]).mul_(1 / temperature)  # [chunk, vocabulary]
         gradient.addmm_(E.T, h_T[at].float())
     return gradient.norm().item()
 

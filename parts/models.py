@@ -24,8 +24,8 @@ SMOLLM_ON_HUB = f"HuggingFaceTB/{SMOLLM}"
 # the owner on the hub, by the beginning of a model's name
 OWNERS = {"qwen": "Qwen", "llama": "meta-llama", "smollm": "HuggingFaceTB"}
 FAMILIES = (  # can be trained; tests/test_agreement.py compares each with the engine
-    "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi3", "gemma", "gemma2",
-    "gemma3_text", "qwen3_moe", "olmoe", "mixtral")
+    "qwen2", "qwen3", "llama", "smollm3", "mistral", "olmo2", "phi3", "gemma", "gemma3_text",
+    "qwen3_moe", "olmoe", "mixtral")
 # The files that decide what a model computes. No pickles (.bin) are downloaded.
 DECISIVE = ("*config.json", "*token*", "vocab*", "merges.txt", "chat_template*", "*.safetensors*")
 
@@ -204,8 +204,7 @@ def digest_of_model(folder) -> str:
 def load_model(path: str, dtype: str):
     """The Hugging Face model of a folder or hub id, on the CPU. SystemExit if a weight is missing.
 
-    It must be deterministic and the same model as the engine's. So attention is as the family
-    defines it, and dropout and router jitter are off, or pi_old and pi_theta would differ randomly.
+    Dropout and router jitter are off, or pi_old and pi_theta would differ randomly.
     """
     import torch
     from transformers import AutoConfig
@@ -216,11 +215,9 @@ def load_model(path: str, dtype: str):
     for name, value in list(vars(config).items()):
         if ("drop" in name or "jitter" in name) and isinstance(value, float):
             setattr(config, name, 0.0)
-    # Gemma 2 caps its attention scores, but torch's fused attention would leave out the cap.
-    capped = getattr(config, "attn_logit_softcapping", None) is not None
     model, info = own_class(config).from_pretrained(
         path, config=config, dtype=getattr(torch, dtype), use_safetensors=True,
-        attn_implementation="eager" if capped else None, output_loading_info=True)
+        output_loading_info=True)
     if info["missing_keys"]:  # transformers would fill them at random
         raise SystemExit(f"{shown(path)} has no weights for {shown(min(info['missing_keys']))}: "
                          "repair or replace it.")

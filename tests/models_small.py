@@ -26,11 +26,9 @@ SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_l
              num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128,
              initializer_range=0.15)  # wide, so that no answer is near to certain or to even
 WIDE = dict(head_dim=32)  # else it does not follow from the other sizes
-CAPPED = WIDE | dict(final_logit_softcapping=2.0)
 DENSE = dict(
     qwen2={}, qwen3=WIDE, llama={}, mistral=dict(sliding_window=None), olmo2={}, phi3={},
-    smollm3={}, gemma=WIDE, gemma3_text=CAPPED,
-    gemma2=CAPPED | dict(attn_logit_softcapping=1.0, query_pre_attn_scalar=32))
+    smollm3={}, gemma=WIDE, gemma3_text=WIDE)
 EXPERTS = dict(num_key_value_heads=2, num_experts_per_tok=2)
 MIXTURES = dict(
     qwen3_moe=EXPERTS | WIDE | dict(num_experts=8, moe_intermediate_size=64, norm_topk_prob=True),
