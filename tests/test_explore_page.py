@@ -78,9 +78,10 @@ def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
 
 def small_run(number, changes):
     """The run in explore_run/small. The logs of a second one begin a row later."""
-    run = panels.read_run(RECORDED / "small") | recorded_run("small", **changes)
-    logs = {log: run[log][number:] for log in ("metrics", "evals", "groups")}
-    return run | logs | dict(name=f"run {number}")
+    run = panels.read_run(RECORDED / "small") | dict(name=f"run {number}")
+    run["config"] |= changes
+    run["groups"] = explore.read_groups(RECORDED / "small" / "groups.jsonl", None, 0)
+    return run | {log: run[log][number:] for log in ("metrics", "evals", "groups")}
 
 
 PROMPT = "#/run/0/step/10/prompt/9"  # of which most tests look at answer 6, sample/5
