@@ -28,7 +28,7 @@ class Log:
         self.run, self.config, self.folder = run, run.config, run.folder
         self.history = deque(read_rows(run.folder / "metrics.jsonl"), maxlen=PATIENCE)
         evals = list(read_rows(run.folder / "eval.jsonl"))
-        self.evaluated = evals[-1]["step"] if evals else None  # the last step with an evaluation
+        self.evaluated = evals[-1]["step"] if evals else None  # before this start
         self.tracker = None
         if run.config.report_to != "none":  # trackio or wandb, which have the same functions
             self.tracker = importlib.import_module(run.config.report_to)
@@ -63,7 +63,6 @@ class Log:
         lines = {name: state | dict(data=name, temperature=config.temperature) | result
                  for name, result in results.items()}
         append(self.folder / "eval.jsonl", *lines.values())  # last, in one write: see `restore`
-        self.evaluated = state["step"]
         for name, result in results.items():
             of_several = name if len(results) > 1 else ""
             tqdm.write(evaluation_line(of_several, result, config, state))

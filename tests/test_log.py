@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -141,18 +142,14 @@ def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
 @pytest.mark.parametrize("broken", ["", "init", "log", "finish"])
 def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
         run, monkeypatch, capsys, broken):
-    """Two held-out sets have two lines, with the share above the threshold beside a reward."""
-    sent = []
-
-    def function(name):
-        def called(*args, **how):
-            sent.append((name, *args, how))
-            if name == broken:
-                raise ConnectionError("no network\x07")
-        return called
-
-    package = SimpleNamespace(**{name: function(name) for name in ("init", "log", "finish")})
+    """Two held-out sets have two lines, with the share above the threshold beside a reward. They
+    are logged last and in one write, by which a resumed run knows that the evaluation is whole."""
+    package, written, real = mock.Mock(), [], log.append
+    if broken:
+        getattr(package, broken).side_effect = ConnectionError("no network\x07")
     monkeypatch.setitem(sys.modules, "wandb", package)
+    monkeypatch.setattr(log, "append", lambda file, *rows: (
+        written.append((file.stem, len(rows))), real(file, *rows)))
     run.config = replace(run.config, report_to="wandb", log_groups="all", reward="mine.py:f")
     answers, logged = evaluated(run, "ab"), Log(run)
     logged.evaluation(answers)
@@ -168,11 +165,12 @@ def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
     assert [row["place"] for row in rows(run, "groups.jsonl")] == [0, 1, 2]
     logs = [(f"held_out/{row['data']}", row) for row in rows(run, "eval.jsonl")]
     logs += [("train", row) for row in rows(run, "metrics.jsonl")]
-    assert sent == [
-        ("init", dict(project="minirl", name="mine", config=asdict(run.config))),
-        *(("log", {f"{prefix}/{key}": value for key, value in row.items()
-                   if key not in ("verdicts", "pass", "data")}, {}) for prefix, row in logs),
-        ("finish", {})]
+    assert package.mock_calls == [
+        mock.call.init(project="minirl", name="mine", config=asdict(run.config)),
+        *(mock.call.log({f"{prefix}/{key}": value for key, value in row.items()
+                         if key not in ("verdicts", "pass", "data")}) for prefix, row in logs),
+        mock.call.finish()]
+    assert written[:3] == [("answers", 1), ("answers", 1), ("eval", 2)]
 
 
 # ------------------------------------------------------------------------------ ended

@@ -86,15 +86,17 @@ def test_without_a_finite_gradient_no_weight_moves_and_the_warm_up_waits(judge, 
         trained_weights(run.policy), before, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does():
+def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does(monkeypatch):
     """Rollouts follow the global state, the split into mini-batches the `rng` of the step."""
     drawn = []
+    monkeypatch.setattr(minirl, "split_into_mini_batches", lambda groups, _, rng: drawn.append(
+        ([s.rollout.token_ids for g in groups for s in g.pool], rng.random())) or [])
     for seed, step in ((1, 12), (11, 2), (1, 12), (11, 12)):
         run = ready(seed=seed, sampler="uniform")
         torch.manual_seed(len(drawn))  # whatever has happened before
-        groups, _ = minirl.train_step(step, run)
-        drawn.append([s.rollout.token_ids for g in groups for s in g.pool])
-    assert drawn[0] == drawn[2] and drawn[0] != drawn[1] and drawn[3] not in drawn[:2]
+        minirl.train_step(step, run)
+    for one, other, again, third in zip(*drawn):
+        assert one == again != other and third not in (one, other)
 
 
 def test_routes_are_checked_against_prompt_and_response_before_anything_is_trained():
