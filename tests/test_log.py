@@ -220,6 +220,7 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(
 def test_any_text_is_printed_safely_on_any_terminal(monkeypatch):
     assert text.shown("\x1b" + "x" * 200) == "\\x1b" + "x" * 199 + "..."
     assert text.listed(dict(a=1, b="x" * 200)) == "a = 1, b = " + "x" * 200
+    assert [text.counted(count, "gold") for count in (1, 0)] == ["1 gold", "0 golds"]
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii", write_through=True))
     text.prepare_streams()
