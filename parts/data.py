@@ -70,6 +70,7 @@ BROKEN_TEX = re.compile(r"""
         | \rangle | \root | \rm ) (?![A-Za-z])
     """, re.VERBOSE)
 DOLLAR = re.compile(r"(?<!\\)\$")  # that begins or ends a formula
+HTML_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-fA-F]+|[A-Za-z]{2,}\d*);")
 POWER_OF_TEN = re.compile(r"([-+]?[\d.]+)[eE]([-+]?\d+)")
 TEXT_OF_A_LIST = re.compile(
     r"""\[\s*(?: ["'].*["'] | [^\s,]* | [-+.\d]+(\s+[-+.\d]+)+ )\s*\]""", re.DOTALL | re.VERBOSE)
@@ -331,6 +332,9 @@ def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | 
                          "parent.child); without golds, use --reward FILE.py:FUNCTION.")
     print(f"data: {shown(source)}: {counted(len(problems), 'problem')} (dropped {why}); the first "
           f"gold is {shown(repr(problems[0].answer), 80)}")
+    if odd := [match[0] for p in problems if (match := HTML_ENTITY.search(p.problem))]:
+        print(f"WARNING: {counted(len(odd), 'problem')} of {shown(source)} with HTML entities, "
+              f"such as {odd[0]}, which the model sees as they are")
     return problems
 
 

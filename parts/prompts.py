@@ -36,6 +36,7 @@ TEMPLATES = {  # (role, text) turns for the tokenizer's chat template; None = on
 }
 DAY = date(2026, 1, 1)  # the date for templates that show one, so that prompts stay the same
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+SLICE = 1000  # prompts per call of a tokenizer, which needs 12 kB for each
 
 
 def add_prompts(problems: list, model, template: str, max_prompt_tokens: int) -> list:
@@ -45,9 +46,10 @@ def add_prompts(problems: list, model, template: str, max_prompt_tokens: int) ->
     """
     tokenizer = model.tokenizer
     prompts = make_prompts(tokenizer, template, [problem.problem for problem in problems])
-    start = start_ids(tokenizer, template, prompts[0])
-    bare = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    ids = [start + tokens for tokens in bare]
+    start, ids = start_ids(tokenizer, template, prompts[0]), []
+    for i in range(0, len(prompts), SLICE):
+        bare = tokenizer(prompts[i:i + SLICE], add_special_tokens=False)["input_ids"]
+        ids += [start + tokens for tokens in bare]
     short = [replace(problem, prompt=prompt, prompt_ids=tokens)
              for problem, prompt, tokens in zip(problems, prompts, ids)
              if len(tokens) <= max_prompt_tokens]
