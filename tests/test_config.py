@@ -141,9 +141,12 @@ def test_a_run_prints_the_defaults_that_were_chosen_and_what_follows_from_the_ma
     monkeypatch.setattr(config_module, "find_model", known_model)
     given = {name: PRESETS["tiny"][name] for name in (
         "M steps lr batch_prompts warmup_steps eval_k eval_every eval_questions template").split()}
-    for model, machine in ((SMOLLM, CPU), ("Qwen2.5-Math-1.5B", CARD)):
+    for config, machine in (
+            (Config(model=SMOLLM, data="gsm8k", **given), CPU),
+            (Config(model="Qwen2.5-Math-1.5B", data="gsm8k", **given), CARD),
+            (settled(), CPU)):  # as of a resumed run, which has chosen before
         monkeypatch.setattr(config_module, "this_machine", lambda: machine)
-        config_module.settle(Config(model=model, data="gsm8k", **given))
+        config_module.settle(config)
     assert capsys.readouterr().out == (
         "defaults for a small model: max_prompt_tokens = 640, max_tokens = 160, "
         "eval_data = held-out\n"
@@ -152,7 +155,9 @@ def test_a_run_prints_the_defaults_that_were_chosen_and_what_follows_from_the_ma
         "defaults for a large model: max_prompt_tokens = 1024, max_tokens = 3000, "
         "eval_data = held-out\n"
         "a card: bfloat16, adapter sync, 16,384 tokens per pass, 36.0 of 80.0 GiB for the engine "
-        "(--engine-memory 0.45)\n")
+        "(--engine-memory 0.45)\n"
+        "CPU: float32, merge sync, 4,096 tokens per pass, 1 GiB for the engine's cache "
+        "(VLLM_CPU_KVCACHE_SPACE)\n")
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch, capsys):
