@@ -255,7 +255,7 @@ def sample_missing(problems, protocol: dict, folder: Path) -> None:
         keep_rows(file)  # an interruption may have cut the last line
     if not any(None in stored(file, problems, protocol["k"]) for file in files):
         return
-    how = {name: protocol[name] for name in ("k", "max_tokens", "temperature", "seed")}
+    how = {name: protocol[name] for name in ("k", "max_tokens", "seed")}
     with open_grader(protocol["reward"], protocol["threshold"]) as grader:
         if not protocol["reward"]:
             check_golds(problems, grader)

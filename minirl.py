@@ -195,7 +195,7 @@ def evaluate_if_due(run: Run, log: Log) -> None:
         return
     rows = evaluate(
         run.engine, run.grader, run.held_out, config.eval_k, config.max_tokens,
-        temperature=config.temperature, seed=f"{config.seed}/{step}")
+        seed=f"{config.seed}/{step}")
     run.engine.clear_cache()  # or a resumed run, whose cache is empty, would round differently
     log.evaluation(rows)
     draw_run(run.folder)  # curves.png; if this fails, it prints a line

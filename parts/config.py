@@ -1,4 +1,4 @@
-"""Every setting of a training run: its meaning, default and bounds, and what contradicts what.
+"""Turns the command line into the settings of a training run.
 
 `parse` turns the command line into a Config before torch is imported. `settle` then fills in the
 defaults that depend on the model (PRESETS) and on the machine. Nothing changes a Config afterwards.

@@ -120,14 +120,12 @@ class Engine:
         self._counter = itertools.count(1)
         self._keys = {}  # vLLM's request id -> the caller's key
 
-    def submit(self, key, prompt_ids: list[int], max_tokens: int,
-               temperature: float | None = None, seed: int | None = None) -> None:
+    def submit(self, key, prompt_ids: list[int], max_tokens: int, seed: int | None = None) -> None:
         """Request one answer. `step` returns it with its `key` (any hashable).
 
-        temperature None: that of the engine. seed None: the seed comes from `seed_all`.
+        seed None: the seed comes from `seed_all`.
         """
-        sampling = self.sampling | ({} if temperature is None else dict(temperature=temperature))
-        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **sampling))
+        self._add(key, prompt_ids, self._params(max_tokens=max_tokens, seed=seed, **self.sampling))
 
     def step(self) -> list[tuple[object, Rollout]]:
         """One engine step, a token for every running request. Returns [(key, finished rollout)]."""

@@ -21,7 +21,7 @@ def evaluate(engine, grader, problems, k: int, max_tokens: int, **how) -> list[d
     return in_order(draw_samples(engine, grader, problems, k, max_tokens, **how), problems, k)
 
 
-def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperature=1.0, seed=""):
+def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), seed=""):
     """Sample k answers to every problem (see prompts.py) and grade them while the engine runs.
 
     Yields a row per answer (`as_row`) as soon as it is graded. `done` are rows from before an
@@ -32,7 +32,7 @@ def draw_samples(engine, grader, problems, k, max_tokens, *, done=(), temperatur
     asked = [divmod(i, k) for i, row in enumerate(in_order(done, problems, k)) if row is None]
     for q, s in asked:
         name = f"{seed}/{problems[q].source}/{problems[q].id}/{s}"
-        engine.submit((q, s), problems[q].prompt_ids, max_tokens, temperature=temperature,
+        engine.submit((q, s), problems[q].prompt_ids, max_tokens,
                       seed=random.Random(name).getrandbits(63))
     arrived = []
     with tqdm(total=len(asked), desc="  evaluating", unit="sample", leave=False,

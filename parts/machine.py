@@ -1,4 +1,4 @@
-"""What this machine has: vLLM's build, its GPU, and the memory in which a run must fit."""
+"""What this machine has for a run: a build of vLLM, perhaps a GPU, free memory."""
 import functools
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""The probe checks that trainer and engine have the same policy, before training and after syncs.
+"""The probe checks that the engine has the weights of the trainer.
 
 Both compute the log-probs of a few texts. In 16 bits these differ by more than one step changes, so
 the probe compares their *changes*. x_t is the trainer's change of log pi(y_t) since the base

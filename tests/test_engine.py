@@ -203,14 +203,14 @@ def test_a_request_asks_for_what_it_should_and_its_answer_has_the_tokens_that_we
     """The tokens 1 and 8 stay two, although the text 18 is one token. The end token is included."""
     engine = Engine("a model", max_model_len=9, temperature=0.7, stop_token_ids=[7])
     engine.submit("one", (1, 2), 5)
-    engine.submit("other", [3], 6, temperature=0.0, seed=4)
+    engine.submit("other", [3], 6, seed=4)
     usual = dict(temperature=0.7, stop_token_ids=[7], detokenize=False, ignore_eos=True, logprobs=0,
                  flat_logprobs=True, output_kind="at the end", skip_clone=True)
     inner = vllm.LLM.return_value.llm_engine
     assert inner.add_request.call_args_list == [
         mock.call(name, dict(prompt_token_ids=ids), usual | own, lora_request=None)
         for name, ids, own in (("1", [1, 2], dict(max_tokens=5, seed=None)),
-                               ("2", [3], dict(max_tokens=6, seed=4, temperature=0.0)))]
+                               ("2", [3], dict(max_tokens=6, seed=4)))]
     tags = dict(additional_special_tokens=["<think>", "</think>"])  # as some models mark them
     engine.tokenizer.add_special_tokens(tags)
     ids = engine.tokenizer.convert_tokens_to_ids(["<think>", "1", "</think>", "8", make.END])

@@ -161,11 +161,10 @@ def test_evaluate_yields_every_sample_one_engine_step_after_it_has_finished():
         return finished
 
     engine.step = step
-    for row in draw_samples(engine, grader, problems, 4, 9, temperature=0.25):
+    for row in draw_samples(engine, grader, problems, 4, 9):
         rows.append(row)
         assert len(seen) - len(rows) < 2 * engine.slots
     assert len(rows) == len(seen) == 16 and not grader.open
-    assert {asked.temperature for asked in engine.asked.values()} == {0.25}
     rows, written = in_order(rows, problems, 4), {rollout.text: rollout for rollout in seen}
     assert grader.styles == {("eval", q, s): style for q, style in enumerate(STYLES.values())
                              for s in range(4)}
@@ -237,7 +236,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
     protocol = dict(k=4, reward=reward, threshold=0.6, path="any", context=90, sync="adapter",
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[2],
                     seed=3, max_tokens=9, base=False, adapter="some" if policy else "")
-    first = evaluate(whole := Engine(), Grader(), PROBLEMS, 4, 9, temperature=0.3, seed=3)[0]
+    first = evaluate(whole := Engine(), Grader(), PROBLEMS, 4, 9, seed=3)[0]
     there, file = json.dumps(first) + "\n", tmp_path / "eval.jsonl"
     file.write_text(2 * there + '{"data": "mine", "id')
     evaluation.sample_missing(PROBLEMS, protocol, tmp_path)

@@ -131,15 +131,15 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 
 
 # ------------------------------------------------------------------------------ the loop
-def test_an_evaluation_samples_at_the_trainings_temperature(monkeypatch):
-    """From draws of its own: another run's are others, and another step's."""
-    run, asked = ready(steps=7, temperature=2.0, seed=3, eval_k=5), []
+def test_an_evaluation_has_draws_of_its_own(monkeypatch):
+    """Another run's are others, and another step's."""
+    run, asked = ready(steps=7, seed=3, eval_k=5), []
     run.held_out, run.state["step"] = ["a problem"], 7
     monkeypatch.setattr(minirl, "evaluate", lambda *given, **how: asked.extend([given, how]) or 1)
     monkeypatch.setattr(minirl, "draw_run", run.events.append)
     minirl.evaluate_if_due(run, SimpleNamespace(evaluated=None, evaluation=run.events.append))
     assert asked == [(run.engine, run.grader, ["a problem"], 5, run.config.max_tokens),
-                     dict(temperature=2.0, seed="3/7")]
+                     dict(seed="3/7")]
     assert run.events == ["clear", 1, run.folder]  # a resumed run has an empty cache
 
 

@@ -57,9 +57,9 @@ class Engine:
         self.waiting, self.running, self.shuffle = [], {}, random.Random(seed)
         self.log, self.asked, self.events = [[]], {}, [] if events is None else events
 
-    def submit(self, key, prompt, max_tokens=None, temperature=None, seed=None) -> None:
+    def submit(self, key, prompt, max_tokens=None, seed=None) -> None:
         self.log[-1].append(key)
-        self.asked[key] = SimpleNamespace(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        self.asked[key] = SimpleNamespace(max_tokens=max_tokens, seed=seed)
         own = torch.initial_seed() if self.seed is None else self.seed
         rng = random.Random(f"{own if seed is None else seed}/{name_of(prompt)}/{key[-1]}")
         rollout = self.write(prompt, rng, max_tokens)
