@@ -2,6 +2,7 @@
 import contextlib
 import importlib
 import math
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from parts.config import Config
 from parts.evaluation import compare, means_Q, report_by_set, say_lost
 from parts.files import append, read_rows
+from parts.grader import lost
 from parts.metrics import PATIENCE, group_row, warn, why_broken
 from parts.run_folder import saved_so_far
 from parts.text import difference, interval, shown, unit_of, verdict
@@ -45,10 +47,11 @@ class Log:
         for group in groups[:most]:  # the batch is shuffled, so its first groups are random
             append(self.folder / "groups.jsonl",
                    group_row(row["step"], group, self.run.engine.tokenizer))
+        failed = lost(metrics["verdicts"])
         self.bar.set_postfix_str(
             f"reward {metrics.get('reward_first_round', math.nan):.2f}  "
-            f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}",
-            refresh=False)
+            f"samples {metrics['samples']}  no gradient {metrics['zero_signal']:.0%}"
+            + (f"  no verdict {failed}" if failed else ""), refresh=False)
         self.bar.update()
         warn(row, groups)
         return why_broken(self.history, self.run.policy.loss_scale)
@@ -80,9 +83,10 @@ class Log:
         """Print the change in accuracy and the next commands."""
         self.bar.close()
         show_gain(self.folder, self.run.state["step"], self.config.reward)
+        python = os.path.relpath(sys.executable)  # its environment may not be active
         print(f"adapter: {self.folder / 'checkpoints'}; next: "
-              f"python explore.py {self.folder}\n"
-              f"      continue it with  python minirl.py --name {self.config.name} "
+              f"{python} explore.py {self.folder}\n"
+              f"      continue it with  {python} minirl.py --name {self.config.name} "
               f"--resume --steps {max(200, 2 * self.run.state['step'])}")
         self.track("finish")
 

@@ -123,9 +123,9 @@ def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
     for logged in (Log(run), Log(run)):
         logged.evaluation(answers)
         run.state["step"] += 1
-        logged.step(GROUPS, METRICS)
+        logged.step(GROUPS, METRICS | dict(verdicts=dict(wrong=7, raised=1)))
         assert rows(run, "eval.jsonl")[-1]["avg"] == avg
-    assert logged.bar.postfix == "reward 0.50  samples 8  no gradient 25%"
+    assert logged.bar.postfix == "reward 0.50  samples 8  no gradient 25%  no verdict 1"
     assert capsys.readouterr().out.splitlines() == [
         f"step     {i}   held-out avg@2 {said}   8,800 samples, 1,234 s of training"
         for i in range(2)]
@@ -194,9 +194,10 @@ BECAUSE = "than before the training, because the whole 95% interval is"
     ([1, *THEN], [None, *[0.9, 1, 1, 1] * 10], f"The model is better {BECAUSE} above 0.", 2)])
 @pytest.mark.parametrize("reward, sets", [("", "a"), ("mine.py:f", "ab")])
 def test_a_run_ends_with_what_it_has_gained_question_by_question(
-        run, capsys, then, now, words, shown, reward, sets):
+        run, monkeypatch, capsys, then, now, words, shown, reward, sets):
     """And with the answers to one problem, if possible a right and a wrong one."""
     run.state["step"], run.config = 130, replace(run.config, steps=130, reward=reward)
+    monkeypatch.setattr(sys, "executable", os.path.abspath(".venv/bin/python"))
     for step, rewards in ((0, then), (120, [0.5] * len(then)), (130, now)):
         for name in sets:
             answered(run, step, rewards, name)
@@ -213,8 +214,8 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(
           f"question{points}: {mean} [{low}, {high}]. {words}" for name in sets),
         f"for example problem {shown}", f"  before: step 0  {before}  ({was})",
         f"  after:  step 130  {after}  ({became})",
-        f"adapter: {run.folder}/checkpoints; next: python explore.py {run.folder}",
-        "      continue it with  python minirl.py --name mine --resume --steps 260"]
+        f"adapter: {run.folder}/checkpoints; next: .venv/bin/python explore.py {run.folder}",
+        "      continue it with  .venv/bin/python minirl.py --name mine --resume --steps 260"]
 
 
 def test_any_text_is_printed_safely_on_any_terminal(monkeypatch):
