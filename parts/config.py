@@ -127,8 +127,7 @@ class Config(SamplerConfig, CommonFlags):
     batch_prompts: Count[Auto[int]] = None
     """prompts per step; default: 24, with small models 16, with larger ones 64"""
     M: Count[Auto[int]] = None
-    """answers per round (ada-est, gvm: per prompt, on average); default: 8, or 4 for small models
-    with ada-balance"""
+    """answers per round (ada-est, gvm: mean per prompt); default: 8, or 4 for small models"""
     temperature: Annotated[float, Bounds(0.01, 100)] = 1.0
     """sampling temperature, used by both engine and trainer"""
     advantage: Auto[Literal[ADVANTAGES]] = None
@@ -150,8 +149,7 @@ class Config(SamplerConfig, CommonFlags):
     length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """divisor of token sums: constant (max_tokens), response (own length), batch (mean length)"""
     replay: Auto[Literal["none", "r2", "r3"]] = None
-    """MoE: the trainer repeats its earlier experts (r2) or the engine's (r3); default: none, r2, r3
-    for 1, 2, 3 or more --mini-batches"""
+    """MoE: the trainer repeats its earlier experts (r2) or the engine's (r3); default: see docs"""
 
     # ---- how far the update goes
     mini_batches: Count[int] = 1
@@ -292,9 +290,9 @@ def settle(config: Config) -> tuple[Config, Model]:
 
 def with_defaults(config: Config, model: Model, machine: Machine) -> Config:
     """The settings that were given, else the PRESETS of the model's size, else the machine's."""
-    from parts.routing_replay import is_supported  # which imports torch
+    from parts.routing_replay import ROUTERS  # which imports torch
 
-    mixture, dtype = is_supported(model.config), config.dtype or machine.dtype
+    mixture, dtype = model.config.model_type in ROUTERS, config.dtype or machine.dtype
     values = preset(model, machine, config)
     if config.sampler != SamplerConfig.sampler:
         values["M"] = SamplerConfig.M

@@ -20,14 +20,12 @@ from tqdm import tqdm
 
 from parts.machine import build_for_cpu
 from parts.policy import adapted_layers, merged_weights
-from parts.routing_replay import CpuRecorder, is_supported
+from parts.routing_replay import ROUTERS, CpuRecorder
 from parts.text import shown
 
 MEANT = ("vLLM did not start ({}). Its gpu_memory_utilization is --engine-memory (on a CPU: "
          "VLLM_CPU_KVCACHE_SPACE, in GiB), its max_num_seqs --engine-sequences, its max_model_len "
-         "the sum of --max-prompt-tokens and --max-tokens, its dtype minirl.py's --rollout-dtype. "
-         "Other causes: --model, --sync, another program on the GPU, or minirl.py's "
-         "--kv-cache-dtype.")
+         "the sum of --max-prompt-tokens and --max-tokens, its dtype minirl.py's --rollout-dtype.")
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM has space for one of these
 
 
@@ -321,5 +319,5 @@ def start_engine(config, model, stops: list[int]) -> Engine:
         dtype=config.rollout_dtype, kv_cache_dtype=config.kv_cache_dtype,
         lora_rank=config.lora_rank, sync_mode=config.sync, memory_share=config.engine_memory,
         sleep=config.sleep, stop_token_ids=stops, seed=config.seed,
-        routes=is_supported(model.config) and (build_for_cpu() or config.replay == "r3"),
+        routes=model.config.model_type in ROUTERS and (build_for_cpu() or config.replay == "r3"),
         architecture=model.config)

@@ -32,11 +32,6 @@ ROUTERS = {  # model_type -> its router, whose forward returns (logits, gates, e
     "qwen3_moe": "Qwen3MoeTopKRouter", "olmoe": "OlmoeTopKRouter", "mixtral": "MixtralTopKRouter"}
 
 
-def is_supported(architecture) -> bool:
-    """Whether a model with this config is an MoE model whose routes can be replayed."""
-    return architecture.model_type in ROUTERS
-
-
 class RoutingReplay:
     """Hooks on all routers of `model`, a Hugging Face model of one of ROUTERS."""
 

@@ -165,7 +165,7 @@ from parts.data import HELD_OUT, load_data
 from parts.engine import start_engine
 from parts.metrics import summarize
 from parts.policy import adapted_layers
-from parts.routing_replay import is_supported
+from parts.routing_replay import ROUTERS
 from parts.prompts import stop_ids
 from parts.log import say_how_to_resume
 from rewards import open_grader
@@ -324,7 +324,8 @@ def make_trainer(recipe: TRL, flags: Config, grader) -> AdaTrainer:
         files.write_safely(folder / "trl.json", json.dumps(asdict(recipe)))
     newest = newest_checkpoint(folder, c.steps)
     args, engine = trl_settings(recipe, c), start_engine(c, model, stops)
-    layers = adapted_layers(model.config) if is_supported(model.config) else "all-linear"
+    mixture = model.config.model_type in ROUTERS
+    layers = adapted_layers(model.config) if mixture else "all-linear"
     lora = LoraConfig(r=c.lora_rank, lora_alpha=c.lora_alpha, task_type="CAUSAL_LM",
                       target_modules=layers)
     torch.manual_seed(c.seed)  # the same initial adapter in all processes

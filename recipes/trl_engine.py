@@ -20,7 +20,7 @@ from parts.logprobs import Sequence
 from parts.machine import build_for_cpu
 from parts.policy import merged, sent_layers
 from parts.probe import Probe, tolerances
-from parts.routing_replay import is_supported
+from parts.routing_replay import ROUTERS
 
 configure_vllm(build_for_cpu())  # before TRL imports it
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # for rollout_func; the version is pinned
@@ -87,7 +87,7 @@ class PromptProbe(Probe):
     def __init__(self, trainer):
         config, self.trl, self.engine = trainer.config, trainer, trainer.engine
         self.gap, self.rest = tolerances(config.dtype, config.rollout_dtype, config.kv_cache_dtype,
-                                     is_supported(trainer.model.config))
+                                     trainer.model.config.model_type in ROUTERS)
         self.rows = [Sequence(problem.prompt_ids[:LONGEST], prompt_length=1)
                      for problem in trainer.problems[:TEXTS]]
         self.start = self.trainer(), self.of_engine()

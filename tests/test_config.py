@@ -164,8 +164,7 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(SystemExit):
         config_module.parse(["--report-to", "wandb"])
-    assert capsys.readouterr().err == (
-        "minirl.py: --report-to needs a package: pip install wandb\n")
+    assert capsys.readouterr().err.endswith("--report-to needs a package: pip install wandb\n")
 
 
 def test_flags_go_before_what_a_small_model_has():
@@ -173,8 +172,7 @@ def test_flags_go_before_what_a_small_model_has():
     assert (own.lr, own.steps, own.max_tokens, own.M, own.n) == (1e-4, 20, 64, 4, 4)
     assert settled(model=SMOLLM, data="builtin-words") == settled(model=SMOLLM)
     assert {settled(model=SMOLLM, sampler=rule).M for rule in ("gvm", "ada-pos", "uniform")} == {8}
-    elsewhere = settled(model=SMOLLM, data="mine.jsonl")
-    assert (elsewhere.eval_data, settled(data="mine.jsonl").max_tokens) == ("held-out", 64)
+    assert settled(data="mine.jsonl").max_tokens == 64
     off = dict(clip=False, eval_every=0, warmup_steps=0, weight_cap=0.0, eval_first=False)
     assert off.items() <= vars(settled(model=SMOLLM, mini_batches=2, **off)).items()
 

@@ -209,8 +209,8 @@ def test_a_request_asks_for_what_it_should_and_its_answer_has_the_tokens_that_we
     inner = vllm.LLM.return_value.llm_engine
     assert inner.add_request.call_args_list == [
         mock.call(name, dict(prompt_token_ids=ids), usual | own, lora_request=None)
-        for name, ids, own in (("1", [1, 2], dict(max_tokens=5, seed=None)),
-                               ("2", [3], dict(max_tokens=6, seed=4)))]
+        for name, ids, own in (
+            ("1", [1, 2], dict(max_tokens=5, seed=None)), ("2", [3], dict(max_tokens=6, seed=4)))]
     tags = dict(additional_special_tokens=["<think>", "</think>"])  # as some models mark them
     engine.tokenizer.add_special_tokens(tags)
     ids = engine.tokenizer.convert_tokens_to_ids(["<think>", "1", "</think>", "8", make.END])
