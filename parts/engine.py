@@ -87,6 +87,7 @@ class Engine:
                  lora_rank: int = 16, sync_mode: str = "merge", memory_share: float = 0.5,
                  sleep: bool = False, stop_token_ids: list[int] = (), seed: int = 0,
                  routes: bool = False, architecture=None):
+        require_original_context(architecture, max_model_len)
         self.on_cpu = build_for_cpu()
         configure_vllm(self.on_cpu)
         options = dict(
@@ -241,6 +242,19 @@ def start(model: str, options: dict):
             AssertionError) as error:  # AssertionError: another process released GPU memory
         reason = shown(" ".join(str(error).split()) or type(error).__name__, 400)
         raise SystemExit(MEANT.format(reason)) from error
+
+
+def require_original_context(architecture, max_model_len: int) -> None:
+    """Raises SystemExit if texts may go beyond the original context of a model with LongRoPE.
+
+    Beyond it, vLLM takes the long factors for every text, but transformers for long ones only.
+    """
+    rope = getattr(architecture, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope" and max_model_len > (
+            longest := rope["original_max_position_embeddings"]):
+        raise SystemExit(f"Prompt and answer may have {max_model_len} tokens, but at most "
+                         f"{longest} work with this model: lower --max-prompt-tokens or "
+                         "--max-tokens.")
 
 
 def cpu_options(max_model_len: int) -> dict:

@@ -1,6 +1,8 @@
 """The engine: its answers have the right key, temperature, weights and random state."""
 import contextlib
+import json
 import os
+import shutil
 import sys
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from models.problems import chains
 from parts import engine as engines
 from parts.engine import Engine, EngineForSampler, Rollout, configure_vllm, seed_all
 from parts.grader import Verdict
-from parts.models import MODELS
+from parts.models import MODELS, find_model
 from world import known_model, settled
 
 FOLDER = str(MODELS / "tiny")
@@ -124,6 +126,22 @@ def test_what_vllm_refuses_is_one_sentence(vllm, error, reason):
         f"vLLM did not start ({reason}). Its gpu_memory_utilization is --engine-memory (on a CPU: "
         "VLLM_CPU_KVCACHE_SPACE, in GiB), its max_num_seqs --engine-sequences, its max_model_len "
         "the sum of --max-prompt-tokens and --max-tokens, its dtype minirl.py's --rollout-dtype.")
+
+
+@pytest.mark.parametrize("family, rope", [
+    ("phi3", dict(type="longrope")),  # published files say it so
+    ("llama", dict(rope_type="longrope", original_max_position_embeddings=64, rope_theta=1e4))])
+def test_with_longrope_only_the_original_context_can_be_used(tmp_path, family, rope):
+    folder = shutil.copytree(models_small.model_folder(family), tmp_path / "model")
+    rope |= dict(short_factor=[1.0] * 16, long_factor=[4.0] * 16)
+    config = json.loads((folder / "config.json").read_text()) | {
+        "original_max_position_embeddings": 64, "max_position_embeddings": 256,
+        "rope_scaling" if family == "phi3" else "rope_parameters": rope}
+    (folder / "config.json").write_text(json.dumps(config))
+    architecture = find_model(str(folder)).config
+    engines.require_original_context(architecture, 64)
+    with pytest.raises(SystemExit, match="65 tokens, but at most 64 work"):
+        Engine("a model", max_model_len=65, architecture=architecture)
 
 
 def test_the_environment_of_vllm_is_set_where_the_user_has_not_set_it():
