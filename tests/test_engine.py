@@ -159,8 +159,9 @@ def test_the_environment_of_vllm_is_set_where_the_user_has_not_set_it():
 def test_the_engine_of_a_run_has_its_settings_and_records_experts_that_are_replayed(monkeypatch):
     made = []
     monkeypatch.setattr(engines, "Engine", lambda path, **how: made.append(how))
-    monkeypatch.setattr(engines, "build_for_cpu", lambda: False)  # a CPU's records them always
-    for name, replay in (("tiny-moe", "r3"), ("tiny-moe", "r2"), ("tiny", None)):
+    for name, replay, on_cpu in (("tiny-moe", "r3", False), ("tiny-moe", "r2", False),
+                                 ("tiny-moe", "r2", True), ("tiny", None, True)):
+        monkeypatch.setattr(engines, "build_for_cpu", lambda on_cpu=on_cpu: on_cpu)
         model = known_model(name)
         config = settled(model=name, replay=replay, mini_batches=2, temperature=0.5, seed=3,
                          rollout_dtype="bfloat16", lora_rank=4, engine_sequences=9, max_tokens=1,
@@ -169,7 +170,8 @@ def test_the_engine_of_a_run_has_its_settings_and_records_experts_that_are_repla
         assert made.pop() == dict(
             temperature=0.5, seed=3, dtype="bfloat16", kv_cache_dtype="fp8", lora_rank=4,
             max_num_seqs=9, stop_token_ids=[7], sync_mode="merge", max_model_len=256 + 2,
-            memory_share=0.3, sleep=True, architecture=model.config, routes=replay == "r3")
+            memory_share=0.3, sleep=True, architecture=model.config,
+            routes=replay == "r3" or on_cpu and name == "tiny-moe")
 
 
 def test_a_phase_draws_the_same_again_and_no_other_phase_draws_it():

@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -95,6 +96,7 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys):
     rows = [group(step, place) for step in (1, 2, 3, 4) for place in (0, 1)]
     one, other = (make(tmp_path / place / "demo", rows, reward=reward)
                   for place, reward in zip("ab", ("a.py:f", "")))
+    append(other / "metrics.jsonl", dict(step=100))
     data = page_of(one, against=str(other), n=2, M=6, N=1, steps=(2, 3), groups=1)
     assert [run["name"] for run in data["runs"]] == [str(one), str(other)]  # as they were typed
     for each in data["runs"]:
@@ -104,20 +106,22 @@ def test_two_runs_are_in_one_page_and_told_apart(tmp_path, capsys):
         rules = set(each["groups"][0]["what_if"])  # a round of M needs 6 draws
         assert {"uniform", "dapo"} <= rules and not {"ada-pos", "ada-balance"} & rules
     note = "The runs have different rewards (a.py:f; math-verify): do not compare their curves."
-    assert data["notes"] == [note]
+    assert data["notes"] == [note] and data["reach"] == 4  # the mean of 9 of 100 steps
     page = one / "explore.html"
     assert capsys.readouterr().out == f"{note}\n{page} (0.1 MB): open it in a browser\n"
 
 
-def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path):
+def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path, monkeypatch):
     """A line that a crash has cut is left out. A rule that cannot be replayed has no numbers."""
     pool = [sample(text) for text in HOSTILE]
     folder = make(tmp_path / "hostile", [group(1, 0, pool) | dict(prompt=" ".join(HOSTILE))],
                   sampler="gvm", M=2)
     with open(folder / "groups.jsonl", "a") as log:
         log.write('{"step": 3, "place": 7, "po')
-    (run,) = page_of(folder)["runs"]
+    monkeypatch.chdir(folder)
+    (run,) = page_of(Path())["runs"]
     (shown,) = run["groups"]
+    assert run["name"] == "hostile"
     assert shown["prompt"] == " ".join(HOSTILE)
     assert [s["text"] for s in shown["pool"]] == HOSTILE
     small = "a round of 2 is below n = 4: raise M or lower n"

@@ -119,6 +119,7 @@ def evaluated(run, sets="aa", failed=()) -> list[dict]:
 def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
         run, capsys, failed, avg, said):
     answers = evaluated(run, failed=failed)
+    run.config = replace(run.config, log_groups=0)
     run.state |= dict(samples_total=8800, seconds_total=1234.5)
     for logged in (Log(run), Log(run)):
         logged.evaluation(answers)
@@ -130,6 +131,7 @@ def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
         f"step     {i}   held-out avg@2 {said}   8,800 samples, 1,234 s of training"
         for i in range(2)]
     p, q = rows(run, "answers.jsonl")[-2:]
+    assert not (run.folder / "groups.jsonl").exists()
     assert p == dict(step=1, data="a", id="p", level="3", problem="?", gold="1", k=2,
                      reward=avg and 0.5, right=int(avg is not None), text="\\boxed{7}",
                      status="wrong" if avg else "raised")

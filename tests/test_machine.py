@@ -55,6 +55,7 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
      "engine's cache .VLLM_CPU_KVCACHE_SPACE., 0.2 for its logits .--engine-sequences., 1.1 for "
      "weights .--model, --lora-rank., 1.3 for libraries, 0.6 for a pass .--micro-tokens, or "),
     (16, dict(cache="0"), "must be a whole number from 1, not '0'"),
+    (4.46, dict(micro_tokens=100), ", 0.6 for a pass .--micro-tokens"),  # a row has to fit
     (16, dict(engine_sequences=20_000), " 14.6 for its logits .--engine-sequences")])
 def test_tokens_per_pass_come_from_what_is_free_or_a_sentence_says_what_is_short(
         monkeypatch, free, flags, tokens):

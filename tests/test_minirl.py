@@ -133,7 +133,7 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
 # ------------------------------------------------------------------------------ the loop
 def test_an_evaluation_has_draws_of_its_own(monkeypatch):
     """Another run's are others, and another step's."""
-    run, asked = ready(steps=7, seed=3, eval_k=5), []
+    run, asked = ready(steps=8, eval_every=7, seed=3, eval_k=5), []
     run.held_out, run.state["step"] = ["a problem"], 7
     monkeypatch.setattr(minirl, "evaluate", lambda *given, **how: asked.extend([given, how]) or 1)
     monkeypatch.setattr(minirl, "draw_run", run.events.append)

@@ -131,6 +131,11 @@ def test_which_groups_share_a_mini_batch_is_drawn_and_none_is_split():
             for group in groups]
     assert sorted(pair for counts in dealt(0) for pair in counts.items()) == sorted(
         pair for pair in rows if pair[1])
+    for group in groups[4:]:  # then there may be no optimizer step between two
+        group.kept[:] = [(sample, 0.0) for sample, _ in group.kept]
+    for seed in range(9):
+        split = minirl.split_into_mini_batches(groups, config, random.Random(seed))
+        assert all(row.mini_batch == i for i, rows in enumerate(split) for row in rows)
 
 
 def trained(mu, coefficient, **of_tokens) -> Row:

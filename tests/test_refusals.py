@@ -39,10 +39,10 @@ def text(file: str | Path, content: str):
     return spoil
 
 
-def adapter_of(value: float, fewer: int = 0):
+def adapter_of(value: float, fewer: int = 0, **more):
     def spoil():
         file = LAST / "adapter_model.safetensors"
-        kept = [*load_file(file).items()][fewer:]
+        kept = [*load_file(file).items(), *more.items()][fewer:]
         save_file({name: torch.full_like(w, value) for name, w in kept}, file)
     return spoil
 
@@ -107,6 +107,7 @@ REFUSED = {
     "recipes.export": [
         ("strange made", "is no checkpoint of a run", lambda: LAST.rename("strange")),
         ("runs/mine made", "their layers differ", adapter_of(0.1, fewer=1)),
+        ("runs/mine made", "their layers differ", adapter_of(0.1, further=torch.zeros(1))),
         ("runs/mine made", "holds numbers that are not finite", adapter_of(math.inf)),
         ("runs/mine runs", "exists already"),
     ],

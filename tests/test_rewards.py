@@ -134,6 +134,8 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last(grader):
         grader.submit("any key", problem, rollout, style=style)
         assert grader.result("any key").reward == reward
     assert score(grader, "1.4142135", boxed("1.4142"), "minerva") == 1
+    assert score(grader, "0", boxed("1"), "minerva") == 0
+    assert score(grader, "1000000000", boxed("1,000,000,000")) == 1
     assert score(grader, "1.4142135", boxed("1.4142")) == 0
     assert extract_answer(r"42, so \boxed{4", "minerva") is None
 
