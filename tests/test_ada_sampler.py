@@ -277,8 +277,8 @@ RAFT, LEAST = dict(advantage="positives-only"), "must be at least 1, and max_rou
     *((f"{name} must be one of", {name: "nope"}) for name in ("sampler", "advantage", "weighting")),
     (LEAST, dict(sampler="uniform", M=0)), (LEAST, dict(N=0)),
     (LEAST, dict(sampler="uniform", n=0) | RAFT), (LEAST, dict(max_rounds_all_correct=-1)),
-    ("a round of 8 is below n = 16", dict(n=16, M=8)), ("set n to 2 or more", dict(n=1)),
-    ("set n to 2 or more", dict(sampler="dapo", n=1) | RAFT),
+    ("a round of 8 is below n = 16", dict(n=16, M=8)),
+    *(("set n to 2 or more", dict(n=1) | how) for how in ({}, RAFT, dict(sampler="dapo") | RAFT)),
     ("set M to 2 or more", dict(sampler="gvm", M=1)),
     *(("ada-est samples 2 to 32", dict(sampler="ada-est", M=M) | RAFT) for M in (1, 33)),
     *(("choose only one of them", changes) for changes in (

@@ -38,7 +38,8 @@ def test_a_setting_without_effect_is_refused(settings, monkeypatch):
     dict(columns="a,b", data="math500", eval_data="org/a"), dict(max_rounds_all_correct=3),
     dict(sampler="uniform", n=9), dict(sampler="gvm", weighting="unbiased"), dict(sleep=True),
     dict(sampler="ada-pos", N=5, drop_unresolved=True), dict(sampler="uniform", weighting="log"),
-    dict(weighting="unbiased"), dict(importance="none"), dict(mini_batches=2, eps_low=0.1),
+    dict(n=8, M=8, weighting="unbiased"), dict(importance="none"), dict(weighting="unbiased"),
+    dict(mini_batches=2, eps_low=0.1),
     dict(mini_batches=2, clip=False), dict(mini_batches=2, replay="r2"), dict(replay="r3"),
     dict(objective="grpo", advantage="pool-mean", weighting="log"), dict(engine_memory=0.3)])
 def test_a_setting_with_an_effect_is_accepted(settings, monkeypatch):
@@ -107,7 +108,8 @@ def written(value) -> list:
 @pytest.mark.parametrize("model, data, eval_data, template", [
     ("tiny", "builtin", "builtin", "chat"), ("tiny-skills", *["builtin-skills"] * 2, "chat"),
     (SMOLLM, "builtin-words", "builtin-words", "three-examples"),
-    ("Qwen2.5-Math-1.5B", "RLHFlow/reinforce_ada_simple_prompt_1-5b", "math500", "reinforce-ada"),
+    *((f"{owner}Qwen2.5-Math-1.5B", "RLHFlow/reinforce_ada_simple_prompt_1-5b", "math500",
+       "reinforce-ada") for owner in ("", "Qwen/")),
     ("org/a", "agentica-org/DeepScaleR-Preview-Dataset", "math500", "reinforce-ada")])
 def test_each_model_has_its_problems_and_its_prompt(model, data, eval_data, template):
     config = settled(model=model)

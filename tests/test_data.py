@@ -275,6 +275,9 @@ def test_a_problem_of_two_sets_is_trained_on_once_and_evaluated_in_both(tmp_path
     assert [p.id for p in loaded[29:31]] == ["a.jsonl/train/29", "b.jsonl/train/10"]
     train, held_out = split(f"{one},{two}", data.HELD_OUT)
     assert len({p.problem for p in train + held_out}) == len(train + held_out) == 50
+    loud = write(tmp_path, [dict(problem=p.problem.upper(), answer=p.answer) for p in train])
+    train, held_out = split(f"{one},{two},{loud}", data.HELD_OUT)
+    assert not {p.problem.upper() for p in train} & {p.problem.upper() for p in held_out}
     assert len(load_problems(names, for_training=False)) == 30 + 30 + 2
 
 

@@ -51,6 +51,7 @@ def test_a_containers_limit_counts_however_far_up(line, group, limit, used, file
     (4.8, dict(dtype="bfloat16"), (760, 820)), (5.5, dict(lora_rank=64), (460, 520)),
     (6.61, dict(cache="2"), (620, 680)), (5.71, dict(engine_sequences=512), (620, 680)),
     (5.22, dict(rollout_dtype="bfloat16"), (620, 680)), (16, dict(micro_tokens=3000), (3000, 3000)),
+    (64, dict(max_tokens=1000), (1256, 1256)),
     (16, dict(cache="30"), "33.2 GiB, but 14.4 GiB are free for it. The parts are 30.0 for the "
      "engine's cache .VLLM_CPU_KVCACHE_SPACE., 0.2 for its logits .--engine-sequences., 1.1 for "
      "weights .--model, --lora-rank., 1.3 for libraries, 0.6 for a pass .--micro-tokens, or "),

@@ -50,6 +50,7 @@ def test_a_step_in_numbers_by_hand():
         "reward_first_round": fmean([0.5, 0, 1, 0]), "reward_pool": 7 / 11, "reward_kept": 2 / 3,
         "response_length": 34 / 13, "truncated": 2 / 13, "zero_signal": 4 / 5,
         "reward/a": fmean([0.5, 0, 0, 1]), "reward/b": fmean([0.25, 0, 0, 0])}
+    assert summarize([silent])["rounds_histogram"] == [0, 0, 1]
 
 
 # ------------------------------------------------------------------------------ groups.jsonl

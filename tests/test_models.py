@@ -81,6 +81,21 @@ def test_what_is_broken_or_missing_is_named(tmp_path, harm, words):
     assert str(end.value).isprintable()
 
 
+def test_the_head_may_be_in_any_shard(tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "model")
+    change(folder, tie_word_embeddings=False)
+    weights = load_file(folder / "model.safetensors")
+    head = dict.fromkeys(["lm_head.weight"], weights.pop("lm_head.weight", torch.ones(2)))
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    for shards in ((weights, head), (head, weights)):  # they are read in any order
+        files = {name: f"{i}.safetensors" for i, shard in enumerate(shards) for name in shard}
+        index.write_text(json.dumps(dict(weight_map=files)))
+        for i, shard in enumerate(shards):
+            save_file(shard, folder / f"{i}.safetensors")
+        models.require_weights(folder)
+
+
 def test_a_tokenizer_is_read_without_its_programs_and_without_mistrals_own_files(
         tmp_path, monkeypatch):
     """transformers would take another tokenizer where mistral-common is installed."""

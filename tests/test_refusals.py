@@ -43,7 +43,8 @@ def adapter_of(value: float, fewer: int = 0, **more):
     def spoil():
         file = LAST / "adapter_model.safetensors"
         kept = [*load_file(file).items(), *more.items()][fewer:]
-        save_file({name: torch.full_like(w, value) for name, w in kept}, file)
+        save_file({name: torch.full_like(w, 0.1 if i else value)
+                   for i, (name, w) in enumerate(kept)}, file)
     return spoil
 
 

@@ -135,6 +135,7 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last(grader):
         assert grader.result("any key").reward == reward
     assert score(grader, "1.4142135", boxed("1.4142"), "minerva") == 1
     assert score(grader, "0", boxed("1"), "minerva") == 0
+    assert score(grader, "(1,2),(3,4)", boxed("x=1, y=2, x=3")) == 0
     assert score(grader, "1000000000", boxed("1,000,000,000")) == 1
     assert score(grader, "1.4142135", boxed("1.4142")) == 0
     assert extract_answer(r"42, so \boxed{4", "minerva") is None
@@ -181,6 +182,9 @@ def test_every_step_is_shown(grader, monkeypatch, capsys):
             r"box      '\\frac12+x'", f"gold     '{why}' -> '{why}'",
             r"answer   '\\frac12+x' -> '\\frac{1}{2}+x'", f"path     {path}",
             rf"verdict  wrong, reward 0.0: {why} and \frac{{1}}{{2}}+x"]
+    monkeypatch.setattr("sys.argv", "rewards.py --gold 7 --completion 7 --style minerva".split())
+    rewards.main()
+    assert capsys.readouterr().out.startswith("box      '7'\n")
 
 
 # ------------------------------------------------------------------ what was asked before
