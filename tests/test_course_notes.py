@@ -236,11 +236,3 @@ def test_the_variance_of_avg_at_k_by_enumeration():
     average = sum(q * x for q, x in outcomes)
     found = sum(q * (x - average) ** 2 for q, x in outcomes)
     assert laws.avg_variance(spread, within, 1, k) == pytest.approx(found)
-
-
-@pytest.mark.parametrize("p, n, k", [(0.1, 8, 8), (0.3, 10, 4), (0.05, 20, 2)])
-def test_the_plug_in_pass_at_k_is_too_low(p, n, k):
-    law = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-    assert laws.plug_in(p, n, k) == pytest.approx(
-        sum(q * (1 - (1 - c / n) ** k) for c, q in enumerate(law)))
-    assert laws.plug_in(p, n, k) < 1 - (1 - p) ** k

@@ -65,7 +65,7 @@ ROWS = [dict(problem="p", answer="1"), dict(problem="q", answer="2")]
     ("break.jsonl", "\n".join(json.dumps(row | dict(note="a\u2028b"), ensure_ascii=False)
                               for row in ROWS)),  # a line's end for Python, not for JSON
     ("mark.csv", "\ufeffanswer,problem\r\n1,p\r\n2,q"), ("Table.CSV", "Problem,Answer\np,1\nq,2"),
-    ("pandas.csv", ",problem,answer\n0,p,1\n1,r,\n2,,4\n3,q,2\n4,s,5\n")])  # numbers are no golds
+    ("pandas.csv", ",problem,answer\n0,r,\n1,p,1\n2,,4\n3,q,2\n4,s,5\n")])  # numbers are no golds
 def test_files_of_text(tmp_path, name, content):
     assert loaded(tmp_path / name, content, limit=2) == [("p", "1"), ("q", "2")]
 
