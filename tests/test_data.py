@@ -211,8 +211,7 @@ def test_white_space_of_sound_problems_stays(tmp_path, sound):
 
 
 def test_html_entities_are_counted_and_stay(tmp_path, capsys):
-    texts = ["Is 3 &lt; 4?", "a&nbsp;b", "R&#38;D", "What&#x27;s up?", "5 &times; 6",
-             "a & b; c", "&;"]
+    texts = ["3 &lt; 4?", "a&nbsp;b", "R&#38;D", "What&#x27;s up?", "5 &times; 6", "a & b; c", "&;"]
     write(tmp_path, rows(*texts))
     assert [p.problem for p in load_problems(f"{tmp_path}/set.jsonl")] == texts
     assert ("WARNING: 5 problems of set.jsonl with HTML entities, such as &lt;,"

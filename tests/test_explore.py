@@ -121,8 +121,7 @@ def test_whatever_a_model_writes_is_in_the_page_as_it_was(tmp_path, monkeypatch)
     monkeypatch.chdir(folder)
     (run,) = page_of(Path())["runs"]
     (shown,) = run["groups"]
-    assert run["name"] == "hostile"
-    assert shown["prompt"] == " ".join(HOSTILE)
+    assert run["name"] == "hostile" and shown["prompt"] == " ".join(HOSTILE)
     assert [s["text"] for s in shown["pool"]] == HOSTILE
     small = "a round of 2 is below n = 4: raise M or lower n"
     assert run["rule"] is None and shown["what_if"].keys() == {"uniform", "dapo"}

@@ -87,8 +87,7 @@ def test_the_head_may_be_in_any_shard(tmp_path):
         files = {name: f"{i}.safetensors" for i, name in enumerate(names)}
         for name, file in files.items():
             save_file({name: torch.ones(2)}, tmp_path / file)
-        index = json.dumps(dict(weight_map=files))
-        (tmp_path / "model.safetensors.index.json").write_text(index)
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(dict(weight_map=files)))
         models.require_weights(tmp_path)
 
 
