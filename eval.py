@@ -134,7 +134,9 @@ def name_of(config: Flags) -> str:
 # ----------------------------------------------------------------------------- what is evaluated
 def problems_and_protocol(flags: Flags) -> tuple[list[Problem], dict]:
     """(problems with prompts, all that scores depend on). SystemExit for a wrong model or data."""
-    machine, model = this_machine(), find_model(flags.model)
+    with in_one_sentence("eval.py"):
+        machine = this_machine()
+    model = find_model(flags.model)
     config = settle(flags, machine, model)
     run, contents = run_of(config.adapter), dict(model=model.digest)
     if run:

@@ -127,7 +127,7 @@ class Config(SamplerConfig, CommonFlags):
     batch_prompts: Count[Auto[int]] = None
     """prompts per step; default: 24, with small models 16, with larger ones 64"""
     M: Count[Auto[int]] = None
-    """answers per round (ada-est, gvm: mean per prompt); default: 8, or 4 for small models"""
+    """answers per round (ada-est, gvm: mean per prompt); default: 8, small with ada-balance: 4"""
     temperature: Annotated[float, Bounds(0.01, 100)] = 1.0
     """sampling temperature, used by both engine and trainer"""
     advantage: Auto[Literal[ADVANTAGES]] = None
@@ -149,7 +149,7 @@ class Config(SamplerConfig, CommonFlags):
     length_norm: Auto[Literal["constant", "response", "batch"]] = None
     """divisor of token sums: constant (max_tokens), response (own length), batch (mean length)"""
     replay: Auto[Literal["none", "r2", "r3"]] = None
-    """MoE: the trainer repeats its earlier experts (r2) or the engine's (r3); default: see docs"""
+    """MoE: repeat the trainer's experts (r2) or the engine's (r3); default: by --mini-batches"""
 
     # ---- how far the update goes
     mini_batches: Count[int] = 1
