@@ -243,8 +243,8 @@ def gold_text(value) -> str:
     if isinstance(value, float):
         value = str(value).removesuffix(".0") if math.isfinite(value) else ""
     text = str(value) if isinstance(value, str | int) else ""
-    if (boxed := extract_answer(text)) is not None:
-        return require_sound(boxed)
+    if (boxed := extract_answer(text)) is not None:  # it has lost white space, as the \f of \frac
+        return require_sound(re.findall(rf"\{{(\s*{re.escape(boxed)})", text)[-1]).strip()
     text = require_sound(text.rpartition("####")[2]).strip()
     if "\n" in text or len(text) > LONGEST:
         return ""

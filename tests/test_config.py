@@ -24,8 +24,8 @@ from world import CARD, CPU, known_model, settled
     dict(importance="none", weight_cap=2.0), dict(clip=False), dict(eps_low=0.1),
     dict(replay="r2"), dict(mini_batches=2, clip=False, eps_high=0.1), dict(sampler="gvm", n=5),
     dict(sampler="uniform", N=5), dict(sampler="ada-est", drop_unresolved=True), dict(sleep=True),
-    dict(sampler="ada-pos", max_rounds_all_correct=1), dict(engine_memory=0.3),
-    dict(n=8, M=8, N=1, weighting="unbiased")])
+    dict(sampler="ada-pos", max_rounds_all_correct=1), dict(engine_memory=0.3), dict(eps_high=0.1),
+    dict(n=8, M=8, N=1, weighting="unbiased"), dict(mini_batches=2, clip=False, eps_low=0.1)])
 def test_a_setting_without_effect_is_refused(settings, monkeypatch):
     """Else somebody would take its value for the reason of a result."""
     monkeypatch.setattr(config_module, "build_for_cpu", lambda: True)
@@ -174,7 +174,7 @@ def test_flags_go_before_what_a_small_model_has():
     assert (own.lr, own.steps, own.max_tokens, own.M, own.n) == (1e-4, 20, 64, 4, 4)
     assert settled(model=SMOLLM, data="builtin-words") == settled(model=SMOLLM)
     assert {settled(model=SMOLLM, sampler=rule).M for rule in ("gvm", "ada-pos", "uniform")} == {8}
-    assert settled(data="mine.jsonl").max_tokens == 64
+    assert settled(data="mine.jsonl").max_tokens == 64 and settled(CARD).micro_tokens == 4096
     off = dict(clip=False, eval_every=0, warmup_steps=0, weight_cap=0.0, eval_first=False)
     assert off.items() <= vars(settled(model=SMOLLM, mini_batches=2, **off)).items()
 

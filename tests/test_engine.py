@@ -73,7 +73,7 @@ def vllm(monkeypatch):
     package.RequestOutputKind.FINAL_ONLY = "at the end"
     for name in ("vllm", "vllm.sampling_params"):
         monkeypatch.setitem(sys.modules, name, package)
-    monkeypatch.setattr(engines, "CpuRecorder", lambda llm: None)
+    monkeypatch.setattr(engines, "CpuRecorder", lambda llm: "recorder")
     monkeypatch.setattr(engines, "build_for_cpu", lambda: True)
     return package
 
@@ -100,8 +100,8 @@ FP8 = dict(dtype="bfloat16", quantization="online",
         max_model_len=5000, max_num_batched_tokens=5000, enable_prefix_caching=False,
         kv_cache_dtype="fp8")),
     (True, dict(dtype="fp8", sync_mode="adapter", lora_rank=8), ON_CPU | LORA | FP8),
-    (False, dict(sleep=True, sync_mode="adapter", lora_rank=9), ON_CARD | LORA | dict(
-        enable_sleep_mode=True, max_lora_rank=16)),
+    (False, dict(sleep=True, sync_mode="adapter", lora_rank=9, routes=True), ON_CARD | LORA | dict(
+        enable_sleep_mode=True, max_lora_rank=16, enable_return_routed_experts=True)),
     (False, dict(dtype="fp8", routes=True), ON_CARD | FP8 | dict(
         enable_return_routed_experts=True, quantization="fp8_per_tensor",
         quantization_config=dict(ignore=["*.mlp.gate"]))),
@@ -112,12 +112,12 @@ def test_vllm_is_started_with_these_options(vllm, monkeypatch, on_cpu, how, want
     usual = dict(max_model_len=300, max_num_seqs=250, seed=3, dtype="float16", memory_share=0.4,
                  architecture=SimpleNamespace(model_type="phi3"))
     with contextlib.nullcontext() if wanted else pytest.raises(SystemExit, match="--sync merge"):
-        Engine("a model", **usual | how)
+        assert bool(Engine("a model", **usual | how).recorder) == (on_cpu and "routes" in how)
         assert vllm.LLM.call_args_list == [mock.call("a model", **ALWAYS | wanted)]
 
 
-@pytest.mark.parametrize("error, reason", [
-    (ValueError("no\n room\x07"), "no room\\x07"), (AssertionError(), "AssertionError")])
+@pytest.mark.parametrize("error, reason", [(AssertionError(), "AssertionError"), *(
+    (kind("no\n room\a"), "no room\\x07") for kind in (ValueError, RuntimeError, AttributeError))])
 def test_what_vllm_refuses_is_one_sentence(vllm, error, reason):
     vllm.LLM = mock.Mock(side_effect=error)
     with pytest.raises(SystemExit) as ended:

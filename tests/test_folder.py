@@ -30,7 +30,7 @@ ABC = dict(data="2 questions, abc")
 
 @pytest.mark.parametrize("flags", [
     "--name mine --batch-prompts 7 --steps 30 --objective cispo --sampler uniform",
-    "--name mine --model SmolLM2-135M-Instruct"])
+    "--name mine --model SmolLM2-135M-Instruct --rollout-dtype fp8"])
 def test_a_name_is_enough_to_resume_and_the_settings_are_those_of_the_last_start(
         tmp_path, monkeypatch, flags):
     """Also where a flag, or a model's name, stands for several settings."""

@@ -87,7 +87,7 @@ def wait_until(condition) -> None:
     ("sys.stdin.read(); os.rmdir(os.getcwd()); os.environ.clear()", "correct", "0"),
     ("os.fork()", "correct", ""),  # a second process that answers too is not heard
     ("threading.Thread(target=time.sleep, args=[10**6]).start()", "correct", ""),
-    ("os._exit(3)", "killed", "its process ended with exit code 3"),
+    ("os._exit(0)", "killed", "its process ended with exit code 0"),
     ("os.fork() or time.sleep(10**6)\nos._exit(3)", "killed", "its process ended with exit code 3"),
     ("ctypes.string_at(0)", "killed", "its process ended with Segmentation fault"),
     ("bytearray(2**31)", "raised", "MemoryError"),
@@ -152,7 +152,7 @@ def test_what_a_reward_has_started_or_written_ends_with_its_answer(file, tmp_pat
 
 def test_a_judge_has_no_secrets_and_limits(file, monkeypatch):
     inherited = dict(LD_LIBRARY_PATH="/a", PYTHONHOME=sys.base_prefix, PYTHONPATH="/b")
-    for name, value in (inherited | dict(HF_TOKEN="secret")).items():
+    for name, value in (inherited | dict(HF_TOKEN="secret", TMPDIR=str(file.parent))).items():
         monkeypatch.setenv(name, value)
     sees = inherited | dict(
         PATH=os.environ["PATH"], PYTHONHASHSEED="0", SYMPY_GROUND_TYPES="python",
@@ -172,8 +172,8 @@ def test_a_judge_has_no_secrets_and_limits(file, monkeypatch):
             assert grader.ask(f"value = {what}").result().why == str(expected), what
         worker, = grader.workers
         assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
-        folder = grader.ask("value = os.getcwd()").result().why
-    assert not session(worker.pid) and not os.path.exists(folder)
+        folder = Path(grader.ask("value = os.getcwd()").result().why)
+    assert folder.parent == file.parent and not folder.exists() and not session(worker.pid)
 
 
 # ---------------------------------------------------------------------------------- ends

@@ -5,6 +5,7 @@ programs start in a folder with runs/mine, a finished run of three steps, and a 
 """
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,8 @@ def setting(**values):
 
 
 # ------------------------------------------------------------------------------ the rows
+NO_CACHE = ("VLLM_CPU_KVCACHE_SPACE, in GiB, must be a whole number from 1, not '0'\n",
+            lambda: os.environ.update(VLLM_CPU_KVCACHE_SPACE="0"))
 FITS = "--out out --data sums.jsonl --template chat --max-tokens 9 --max-prompt-tokens 40"
 REFUSED = {
     "minirl.py": [
@@ -72,20 +75,20 @@ REFUSED = {
           for flag in ("", "--resume")),  # an evaluation, whose log would be cut back to nothing
         ("--name made", "runs/made holds something else: choose another --name",
          text("runs/made/config.json", '{"model_type": "qwen2"}')),  # an exported model
-        ("--name mine", "exists already: add --resume"),
+        ("--name mine", "exists already: add --resume"), ("--name other", *NO_CACHE),
         ("--name mine --resume", "has logs but no checkpoint: put one back, or choose another",
          lambda: shutil.rmtree(MINE / "checkpoints")),
         ("--name mine --resume", "M must be from 1", setting(M=-1)),
-        ("--name mine --resume", "another version has started run mine", setting(clip=None)),
+        *(("--name mine --resume", "another version has started run mine", setting(**odd))
+          for odd in (dict(clip=None), dict(other=1))),
         ("--name mine --resume --lora-rank 3", "minirl.py: run mine was started with --lora-rank 16"
          ": resume it with the same, or choose another --name\n"),
         ("--name mine --resume", "names --reward a.py:f: give this", setting(reward="a.py:f")),
         ("--name mine --resume", "config.json", text(MINE / "config.json", "{")),
-        ("--name mine --resume", "config.json cannot be read",
-         (MINE / "config.json").unlink),
+        ("--name mine --resume", "config.json cannot be read", (MINE / "config.json").unlink),
     ],
     "eval.py": [
-        ("--k 0", "k must be from 1 to 1e+06, not 0"),
+        ("--k 0", "k must be from 1 to 1e+06, not 0"), ("", *NO_CACHE),
         ("--columns a,b", "columns has no effect with data whose columns are known"),
         ("--temperature 0", "use --k 1"), ("--temperature 0.001", "at least 0.01"),
         ("--data gsm9k", "There is no data set 'gsm9k': give a file"),
@@ -96,8 +99,7 @@ REFUSED = {
          text("a.jinja", "{{ problem }}{{ ''.__class__.__mro__ }}")),
         (f"{FITS} --limit 1 --template a.json", "does not show the problem",
          text("a.json", '[{"role": "user", "content": "{question}"}]')),
-        (FITS, "out holds something else: choose another --out",
-         text("out/notes.txt", "mine")),
+        (FITS, "out holds something else: choose another --out", text("out/notes.txt", "mine")),
         ("--adapter runs/mine", "names --reward a.py:f: give this flag again",
          setting(reward="a.py:f")),
         ("--adapter runs/mine", "names --template a.jinja", setting(template="a.jinja")),
@@ -138,9 +140,7 @@ def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
         program, flags, words, spoil, finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("parts.engine.start", lambda *_: pytest.fail("an engine was started"))
     monkeypatch.setattr("rewards.Grader", Grader)
-    place = finished
-    if spoil:
-        place = shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    place = shutil.copytree(finished, tmp_path, dirs_exist_ok=True) if spoil else finished
     monkeypatch.chdir(place)
     if spoil:
         spoil()
