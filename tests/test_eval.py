@@ -20,12 +20,11 @@ from helpers import ROOT, lines, run_program
 from models_small import policy
 from parts import files
 from parts.data import GROUPS, Problem, digest, hold_out, load_problems
-from parts.machine import GB, Machine
 from parts.models import MODELS
 from parts.prompts import stop_ids
 from parts.run_folder import run_of, versions
 from parts.text import difference, interval, shown
-from world import CPU, Engine, Grader, by_text, known_model, small_run
+from world import CARD, CPU, Engine, Grader, by_text, known_model, small_run
 
 
 def question(name: str, answer="1", source="a", level=""):
@@ -230,8 +229,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
     grader.check_golds = lambda golds: checked.extend(golds) or [True] * len(golds)
     monkeypatch.setattr("parts.engine.Engine", lambda *path, **how: (
         started.append((*path, how)) or engine))
-    monkeypatch.setattr("parts.policy.load_adapter", lambda *how: (
-        loaded.append(how) or (policy, 12)))
+    monkeypatch.setattr("parts.policy.load_adapter", lambda *how: loaded.append(how) or (policy, 9))
     monkeypatch.setattr(evaluation, "open_grader", lambda *how: loaded.append(how) or grader)
     protocol = dict(k=4, reward=reward, threshold=0.6, path="any", context=90, sync="adapter",
                     dtype="auto", engine_sequences=1, engine_memory=0.5, temperature=0.3, stop=[2],
@@ -243,7 +241,7 @@ def test_what_is_left_to_do_is_done_and_only_an_adapter_is_served_as_one(
     assert loaded == [(reward, 0.6)] + [("any", "some", "auto")] * bool(policy)
     assert started == [("any", dict(
         max_model_len=90, dtype="auto", max_num_seqs=1, memory_share=0.5, temperature=0.3,
-        stop_token_ids=[2], seed=3, lora_rank=12 if policy else 8, sync_mode=sync,
+        stop_token_ids=[2], seed=3, lora_rank=9 if policy else 8, sync_mode=sync,
         architecture=policy and "its config"))]
     assert checked == ([] if reward else [problem.answer for problem in PROBLEMS])
     assert engine.events == ["sync"] * bool(policy)
@@ -276,6 +274,7 @@ def adapter(tmp_path_factory):
 
 # ------------------------------------------------------------------------------ an adapter's run
 KEYS = dict(columns="frage,loesung")
+SCORE = f"{ROOT}/examples/people.py:score"  # which may need any column
 
 
 def own_run(folder, **settings):
@@ -298,8 +297,8 @@ def test_without_flags_the_tiny_model_is_evaluated():
         max_prompt_tokens=256, max_tokens=64, stop="", seed=0, sync="merge", engine_sequences=256,
         adapter="", base=False, out="runs/eval-tiny-builtin-k32", threshold=0.7, k=32, limit=0,
         temperature=1.0, engine_memory=0.85)
-    large = evaluation.Flags(model="Qwen2.5-Math-1.5B")
-    large = evaluation.settle(large, Machine("a card", 80 * GB, "bfloat16"), known_model("large"))
+    large = evaluation.settle(
+        evaluation.Flags(model="Qwen2.5-Math-1.5B"), CARD, known_model("large"))
     assert (large.data, large.sync) == ("math500", "adapter")
     other = evaluation.Flags(model="a/b", adapter="/my/lora", data="c/sums.jsonl,gsm8k", k=3)
     assert evaluation.name_of(other) == "eval-b-my-lora-sums-gsm8k-k3"
@@ -338,11 +337,10 @@ def test_the_held_out_problems_of_a_run_are_asked_even_if_its_data_has_gone(tmp_
     held_out = hold_out(load_problems(file, **KEYS), 100)[1]
     found = asked("--adapter", place, "--data", file, "--columns", KEYS["columns"])
     assert len(found) == 40 and "trained on 37 of these 40" in capsys.readouterr().out
-    score = f"{ROOT}/examples/people.py:score"  # which may need any column
-    found = asked("--adapter", place, "--data", file, "--columns", "frage", "--reward", score)
+    found = asked("--adapter", place, "--data", file, "--columns", "frage", "--reward", SCORE)
     assert found[1].row == dict(frage="1+1=?", loesung="2")
     with pytest.raises(SystemExit, match="did not keep the columns of its held-out problems"):
-        asked("--adapter", place, "--reward", score)
+        asked("--adapter", place, "--reward", SCORE)
     Path(file).unlink()
     assert asked("--adapter", place) == held_out
 
@@ -361,6 +359,7 @@ def test_answers_of_another_protocol_are_not_mixed_with_those_that_are_there(tmp
         with contextlib.nullcontext() if name in FREE else pytest.raises(
                 SystemExit, match=f"differs in {name}: name another folder"):
             evaluation.require_same_protocol(file, protocol | {name: "another"})
+        assert (json.loads(file.read_text())[name] == "another") == (name in FREE)
 
 
 def test_the_protocol_has_all_that_decides_a_score(data, monkeypatch):
@@ -389,34 +388,36 @@ class Learnt(Engine):
         return rollout
 
 
+@pytest.mark.parametrize("reward, unit", [("", ".1%"), (SCORE, ".3g")], ids=["share", "own"])
 def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
-        tmp_path, monkeypatch, capsys):
+        tmp_path, monkeypatch, capsys, reward, unit):
     """With one start of the engine. An interrupted comparison asks only what is missing, and one
     that is finished starts no engine."""
-    _, file = own_run(tmp_path)
-    started = []
+    _, file = own_run(tmp_path, reward=reward)
+    made = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: started.append(Learnt()) or
-                        started[-1])
+    monkeypatch.setattr("parts.engine.Engine", lambda *_, **__: made.append(Learnt()) or made[-1])
     monkeypatch.setattr(evaluation, "open_grader", lambda *_: Grader())
     out = Path("runs/eval-tiny-own-step-000001-held-out-k2")
 
     def summary(*flags) -> dict:
-        evaluation.main(["--adapter", "runs/own", *flags])
+        evaluation.main(["--adapter", "runs/own", "--reward", reward, *flags])
         return json.loads((out / "summary.json").read_text())
 
     first, said = summary("--base"), capsys.readouterr().out
     base, now = (lines(out / f"{name}.jsonl") for name in ("base", "eval"))
     held_out = hold_out(load_problems(file, **KEYS), 100)[1]
-    assert len(base) == len(now) == 2 * len(held_out) and len(started) == 1
+    assert len(base) == len(now) == 2 * len(held_out) and len(made) == 1
     before = [mean(row["reward"] for row in base if row["id"] == p.id) for p in held_out]
     assert 0 < mean(before) < 1 and {row["reward"] for row in now} == {1}
     change, = first["difference"].values()
     assert change == bootstrap([[1 - one for one in before]]) | dict(
         better=sum(one < 1 for one in before), worse=0, questions=len(held_out))
-    assert first["base"]["sets"]["mine.jsonl"]["avg"] == pytest.approx(mean(before))
-    assert first["verdict"] in said and change["avg"] > 0
+    of_base = first["base"]["sets"]["mine.jsonl"]
+    assert of_base["avg"] == pytest.approx(mean(before))
+    assert f"avg@2 {interval(of_base, unit)}\n" in said and first["verdict"] in said
+    assert change["avg"] > 0 and ("question, in points:\n" in said) != bool(reward)
     protocol = json.loads((out / "protocol.json").read_text())
     for name in ("model", "adapter", "contents", "data", "reward", "template", "prompt",
                  "temperature", "k", "max_tokens", "seed", "dtype", "versions"):
@@ -424,11 +425,10 @@ def test_a_run_is_compared_with_its_base_model_on_the_same_problems(
     assert said.index("\nthe base model\n") < said.index("\nwith the adapter\n")
     assert "weighted" not in said  # there is one set
     assert said.endswith(f"all of it is in {out}\n") and os.environ.pop("OMP_NUM_THREADS") == "3"
-    for name, left in (("base", 1), ("eval", 2)):
-        path = out / f"{name}.jsonl"
+    for path, left in ((out / "base.jsonl", 1), (out / "eval.jsonl", 2)):
         path.write_text("".join(path.read_text().splitlines(True)[:left]) + '{"data": "held')
-    assert summary("--base") == first and sum(map(len, started[1].log)) == 2 * len(base) - 3
-    assert summary("--base") == first and "difference" not in summary() and len(started) == 2
+    assert summary("--base") == first and sum(map(len, made[1].log)) == 2 * len(base) - 3
+    assert summary("--base") == first and "difference" not in summary() and len(made) == 2
     assert os.environ["OMP_NUM_THREADS"] == "1"  # the model is small, and the user has not said
 
 

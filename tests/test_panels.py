@@ -31,6 +31,7 @@ def test_no_backend_of_a_notebook_ends_a_training(tmp_path):
 @pytest.mark.parametrize("spoil, why", [
     (lambda config, _: config.write_text("{"), "config.json cannot be read"),  # an editor saves it
     (lambda config, _: config.unlink(), "no folder of a run"),
+    (lambda config, _: [log.unlink() for log in config.parent.glob("*.jsonl")], "finished a step"),
     (lambda config, _: config.write_text('{"config": 1}'), "'int' object"),
     (lambda _, patch: patch.setattr(Figure, "savefig", lambda _, file, **how: (
         file.write_bytes(b"half") / 0)), "ZeroDivisionError")])
@@ -82,9 +83,10 @@ def test_a_run_is_drawn_with_title_unit_and_lines_of_every_panel(tmp_path):
          2 if kind == "accuracy" else 2 * len(logged & {*keys}))
         for kind, title, unit, keys in panels.panels_of([run])]
     reward, accuracy, samples = figure.axes[:3]
-    assert [words.get_text() for words in reward.get_legend().texts] == [
-        "first round (fair)", "whole pool"]
+    assert [t.get_text() for t in reward.get_legend().texts] == ["first round (fair)", "whole pool"]
+    assert len({line.get_color() for line in reward.lines}) == 2  # faint and bold have the same
     assert samples.get_legend() is None and samples.get_xlabel() == "training steps"
+    assert all(tick == int(tick) for ax in figure.axes for tick in ax.get_xticks())
     assert [ax.get_ylim()[0] for ax in (reward, accuracy, samples)] == [-2, 0, 0]
 
 
@@ -110,8 +112,7 @@ def test_each_held_out_set_has_its_curve_its_start_its_interval_and_its_legend()
     panels.draw_accuracy(ax, [dict(step=0, data="f"), *evals])
     assert ax.get_legend_handles_labels()[1] == [
         r"d\$, avg@2: 0.10 → 0.30", " _e, avg@2: 0.70 → 0.90"]
-    curves = [[*line.get_ydata()] for line in ax.lines]
-    assert curves == [[.1, .5, .3], [.1] * 2, [.7, .9]]
+    assert [[*line.get_ydata()] for line in ax.lines] == [[.1, .5, .3], [.1] * 2, [.7, .9]]
     bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
     assert [{*ys.round(1)} for ys in bands] == [{0, .2, .4, .6}, {.6, .8, 1}]
 
@@ -120,9 +121,8 @@ def test_mean_line_covers_the_common_range():
     ax = Figure().subplots()
     curves = [([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 2], [2.0, 4.0]), ([], [])]
     compare.draw_group(ax, curves, "k", "two")
-    *_, mean = ax.lines
-    assert len(ax.lines) == 3 and mean.get_label() == "two"
-    assert (list(mean.get_xdata()), list(mean.get_ydata())) == ([0, 2], [1.0, 3.0])
+    _, _, mean = ax.lines
+    assert (mean.get_label(), [*mean.get_xdata()], [*mean.get_ydata()]) == ("two", [0, 2], [1, 3])
 
 
 @pytest.mark.parametrize("sets, reward, said", [

@@ -100,8 +100,7 @@ REFUSED = {
         (f"{FITS} --limit 1 --template a.json", "does not show the problem",
          text("a.json", '[{"role": "user", "content": "{question}"}]')),
         (FITS, "out holds something else: choose another --out", text("out/notes.txt", "mine")),
-        ("--adapter runs/mine", "names --reward a.py:f: give this flag again",
-         setting(reward="a.py:f")),
+        ("--adapter runs/mine", "reward a.py:f: give this flag again", setting(reward="a.py:f")),
         ("--adapter runs/mine", "names --template a.jinja", setting(template="a.jinja")),
         ("--adapter runs/mine --model tiny-skills", "started with other contents of model"),
         ("--adapter runs/mine", "runs/mine is a run of another version",
@@ -139,6 +138,7 @@ def files(place: Path) -> dict:
 def test_it_is_refused_in_one_sentence_and_nothing_has_changed(
         program, flags, words, spoil, finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("parts.engine.start", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr("parts.machine.build_for_cpu", lambda: True)
     monkeypatch.setattr("rewards.Grader", Grader)
     place = shutil.copytree(finished, tmp_path, dirs_exist_ok=True) if spoil else finished
     monkeypatch.chdir(place)

@@ -126,7 +126,8 @@ def test_the_last_closed_box_is_the_answer(row):
 def test_the_last_number_counts_in_minerva_style_and_only_the_last(grader):
     text = "We had 41.5 and then 1,200, so 7 of 9"
     assert extract_answer(text, "minerva") == "9"
-    assert extract_answer(text + ", i.e. 4.5e33 or so", "minerva") == "4.5e33"
+    for number in ("-4.5e33", r"4.5\times10^{33}"):
+        assert extract_answer(f"{text}, i.e. {number} or so", "minerva") == number
     assert extract_answer("7" + " " * 6000, "minerva") is None  # only the end is looked at
     assert extract_answer(r"\boxed{5} and 9", "minerva") == "5"
     problem, rollout = SimpleNamespace(answer="42"), SimpleNamespace(text="First 41, finally 42.")
@@ -143,7 +144,7 @@ def test_the_last_number_counts_in_minerva_style_and_only_the_last(grader):
 
 def test_golds_are_checked_at_load_time(grader):
     golds = ["42", r"\sqrt{2}", "x=5", "no solution", r"x=\sqrt{36}=6", r"\text{(C)}", r"\foo{", ""]
-    assert grader.check_golds(golds) == [True] * 6 + [False, False]
+    assert grader.check_golds([*golds, "1+" * 600 + "1"]) == [True] * 6 + [False] * 3
     assert score(grader, r"\foo{1", r"\boxed{1}") == score(grader, "", r"\boxed{0}") == 0
 
 
@@ -155,7 +156,7 @@ def test_a_lack_of_memory_is_not_called_unreadable(monkeypatch):
 
 # ------------------------------------------------------------------------------------ the spelling
 UNITS = ("cm, Hours, km per hour, kPa, zorkmids, ripe pears in a basket, months, minutes, mm, "
-         "essays, orders, thetas")
+         "essays, orders, thetas, mg, ft, in, mi, hr, mL, nm")
 NO_UNITS = (  # they change the value, take it back, or are mathematics
     "half, halves, third, thirds, quarter, quarters, sevenths, thousandth, tens, dozen, dozens, "
     "pair, pairs, hundred, hundreds, thousand, thousands, billion, trillions, lakh, lakhs, "
@@ -173,18 +174,18 @@ def test_any_words_are_a_unit_unless_they_change_the_value():
 
 def test_every_step_is_shown(grader, monkeypatch, capsys):
     monkeypatch.setattr(rewards, "Grader", lambda workers: contextlib.nullcontext(grader))
-    for argv, path, why in (
-            (["--gold", "x+1", "--completion", r"so \boxed{\frac12+x}"], "math-verify", "x+1"),
-            (["--gold", "7", "--completion", r"\boxed{\frac12+x}"], "strings and fractions", "7")):
-        monkeypatch.setattr("sys.argv", ["rewards.py", *argv])
+    for gold, path in (("x+1", "math-verify"), ("7" * 300, "strings and fractions")):
+        argv = ["rewards.py", "--gold", gold, "--completion", r"so \boxed{\frac12+x}"]
+        monkeypatch.setattr("sys.argv", argv)
         rewards.main()
         assert capsys.readouterr().out.splitlines() == [
-            r"box      '\\frac12+x'", f"gold     '{why}' -> '{why}'",
+            r"box      '\\frac12+x'", f"gold     '{gold}' -> '{gold}'",
             r"answer   '\\frac12+x' -> '\\frac{1}{2}+x'", f"path     {path}",
-            rf"verdict  wrong, reward 0.0: {why} and \frac{{1}}{{2}}+x"]
+            rf"verdict  wrong, reward 0.0: {gold} and \frac{{1}}{{2}}+x"]
     monkeypatch.setattr("sys.argv", "rewards.py --gold 7 --completion 7 --style minerva".split())
     rewards.main()
-    assert capsys.readouterr().out.startswith("box      '7'\n")
+    said = capsys.readouterr().out
+    assert said.startswith("box      '7'\n") and "\nverdict  correct" in said
 
 
 # ------------------------------------------------------------------ what was asked before
@@ -216,8 +217,7 @@ BOMBS = [      # many would run for minutes
     "(1," * 100 + "1" + ")" * 100, "\\text{a" * 100, "\\pm 1" * 180, "1 cm" + " cm" * 200,
     "1 000 " * 150, "a and " * 150, "\x00" * 500, "\ud800" * 300, "42\ud800", "4\x002", "\u202e42",
     "4\u03362\u0336", "a" + "\u0301" * 900, "½" * 300, "√" * 300, "\\" * 999, "°" * 500,
-    "1e999999999", "1e-999999999", "nan", r"\infty-\infty", r"\frac{0}{0}", "0^0", r"\ln 0", "True",
-]
+    "1e999999999", "1e-999999999", "nan", r"\infty-\infty", r"\frac{0}{0}", "0^0", r"\ln 0", "True"]
 LONG = [
     "a" * 100_000, "$x$, " * 20_000, " " * 100_000, "\\" * 100_000, "\\(" * 50_000,
     "1 " * 50_000, "\\boxed{" * 20_000, "\\boxed{" + "9" * 99_000 + "}",
