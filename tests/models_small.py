@@ -37,7 +37,7 @@ FAMILIES = DENSE | MIXTURES
 ONE_LAYER = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                  num_attention_heads=1, num_key_value_heads=1, initializer_range=0.3,
                  eos_token_id=0, pad_token_id=1)
-OF_EXPERTS = dict(head_dim=16, moe_intermediate_size=8, num_experts=4)
+OF_EXPERTS = dict(head_dim=16, moe_intermediate_size=8, num_experts=4, num_hidden_layers=2)
 
 
 def model(family: str = "qwen2", **config):
@@ -81,9 +81,9 @@ def policy(family: str = "qwen2", dtype: str = "float32", moved: float = 0.05, *
 
 
 def one_layer(mixture: bool = False):
-    """The quickest policy: one layer and 32 words, with B = 0 as at the start of a run."""
-    return policy("qwen3_moe", moved=0, **ONE_LAYER, **OF_EXPERTS) if mixture else policy(
-        moved=0, **ONE_LAYER)
+    """The quickest policy: 32 words and one layer (two of experts), B = 0 as at a run's start."""
+    config = ONE_LAYER | OF_EXPERTS if mixture else ONE_LAYER
+    return policy("qwen3_moe" if mixture else "qwen2", moved=0, **config)
 
 
 def tiny_policy():

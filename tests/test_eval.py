@@ -114,23 +114,23 @@ def test_two_evaluations_are_compared_question_by_question(capsys, weights):
     """Of several sets, with other numbers of samples: the interval is of the differences. What has
     no verdict, now or before, counts as if it had not been asked for."""
     now, before = rows_of(A, "a") + rows_of([*B, A[1], A[1]], "b"), [  # avg@k
-        0.5, 0.25, 0.25, 1, 0, 0.5, 1, None, 0.5]
+        0.5, 0.25, 0.75, 1, 0.25, 0.5, 1, None, 0.5]
     for row in now[-4:]:
         row["reward"] = None
-    change = dict(a=[-0.5, 0, 0.5, 0], b=[0.25, 0.25, 0])
+    change = dict(a=[-0.5, 0, 0, 0], b=[0, 0.25, 0])  # 0 is an end of both intervals
     found = compare(now, 4, before, weights)
     for name, values in change.items():
         assert found[name] == bootstrap([values]) | dict(
             better=sum(value > 0 for value in values), worse=sum(value < 0 for value in values),
             questions=len(values))
     pooled = bootstrap([change[name] for name in weights], list(weights.values()))
-    assert found["weighted"] == pooled | dict(better=3, worse=1, questions=7)
+    assert found["weighted"] == pooled | dict(better=1, worse=1, questions=7)
     assert pooled["avg"] == pytest.approx((mean(change["a"]) + 3 * mean(change["b"])) / 4)
     with pytest.raises(ValueError):  # of other questions
         compare(now, 4, before[1:], weights)
     verdict = "Little can be concluded from 7 problems."
-    counts = dict(a="1 question better, 1 worse", b="2 questions better, 0 worse",
-                  weighted="3 questions better, 1 worse")
+    counts = dict(a="0 questions better, 1 worse", b="1 question better, 0 worse",
+                  weighted="1 question better, 1 worse")
     for unit, points in ((".1%", ", in points"), (".3g", "")):
         assert evaluation.show_comparison(found, unit) == verdict
         assert capsys.readouterr().out.splitlines() == [
@@ -266,10 +266,10 @@ def data(tmp_path_factory):
 def adapter(tmp_path_factory):
     """A random LoRA adapter that changes most samples, and the model into which it is merged."""
     trained, folder = policy(MODEL, moved=0.2, rank=12), tmp_path_factory.mktemp("adapter")
-    trained.save_pretrained(folder / "adapter")
+    trained.save_pretrained(folder / "checkpoints" / "adapter")
     trained.merge_and_unload().save_pretrained(folder / "merged")
     AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder / "merged")
-    return folder / "adapter", folder / "merged"
+    return folder / "checkpoints" / "adapter", folder / "merged"
 
 
 # ------------------------------------------------------------------------------ an adapter's run
@@ -318,7 +318,7 @@ def test_an_adapter_is_evaluated_as_its_run_if_no_flag_says_otherwise(tmp_path, 
         (place, "--max-tokens", "9"), (place, "--data", "builtin"), (str(adapter[0]),)))
     assert config.items() >= (of_run | dict(max_tokens=9, data="held-out", k=2)).items()
     assert elsewhere.items() >= (of_run | dict(data="builtin", k=32)).items()
-    # a checkpoint of no run
+    # an adapter of another program
     assert (plain["max_tokens"], plain["data"], plain["temperature"]) == (64, "builtin", 1)
     assert ("unless a flag is given, model and settings are those of the run: model = tiny-skills, "
             "template = none, max_prompt_tokens = 99, max_tokens = 33, stop = ?, "

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from ada_sampler import Group
+from ada_sampler import Group, Sample
 from explorer.panels import drawn_rows, figure_of
 from helpers import lines
 from minirl import Run
@@ -18,7 +18,6 @@ from models import make
 from parts import files, log, text
 from parts.data import Problem, Stream, load_data
 from parts.evaluation import bootstrap
-from parts.log import Log
 from parts.run_folder import restore, save
 from test_folder import taught
 from world import Engine, settled
@@ -33,24 +32,19 @@ def begun(folder, config):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    made = begun(tmp_path, settled(name="mine", steps=30, lr=0.1, sampler="ada-est"))
-    monkeypatch.setattr(log, "warn", lambda *_: None)
-    return made
-
-
-def rows(run, name):
-    return lines(run.folder / name)
+def run(tmp_path):
+    return begun(tmp_path, settled(name="mine", steps=30, lr=0.1, sampler="ada-est"))
 
 
 GROUPS = [Group(i, SimpleNamespace(problem="?", prompt="<?>", answer="7", id=str(i)))
           for i in range(3)]
-METRICS = dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5,
-               reward_first_round=0.5, zero_signal=0.25, verdicts=dict(wrong=8))
+METRICS = dict(samples=8, tokens=100, seconds=2.0, skipped_steps=0, loss=0.5, zero_signal=0.25,
+               verdicts=dict(wrong=8))  # none of them on an answer of a first round
 
 
 @pytest.mark.parametrize("error, said", [
-    (KeyboardInterrupt(), True), (SystemExit(143), True), (SystemExit("a sentence"), False)])
+    (KeyboardInterrupt(), True), (SystemExit(143), True), (RuntimeError("out of memory"), True),
+    (SystemExit("a sentence"), False)])
 def test_whoever_ends_a_run_reads_what_is_saved_unless_a_sentence_says_it(
         monkeypatch, capsys, error, said):
     """A signal that the shell ignores stays ignored: Ctrl-C for `tail -f log` goes to a training
@@ -83,8 +77,8 @@ def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(
     if first == 0:
         answered(run, 0, [0.5])
         files.append(run.folder / "eval.jsonl", dict(step=0, data="a", avg=0.5))
-    step(run, Log(run), 2)
-    assert [row["place"] for row in rows(run, "groups.jsonl")] == [0, 1] * 2  # --log-groups 2
+    step(run, log.Log(run), 2)
+    assert [g["place"] for g in lines(run.folder / "groups.jsonl")] == [0, 1] * 2  # --log-groups 2
     (run.folder / "groups.jsonl").write_bytes(b"{}\n")
     files.append(run.folder / "metrics.jsonl", dict(step=3))
     before = answers.read_bytes() if first == 0 else b""
@@ -94,9 +88,10 @@ def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(
     after, again = answers.read_bytes(), begun(run.folder, run.config)
     restore(again)
     assert answers.read_bytes() == (after if complete else before)
-    assert Log(again).evaluated == (2 if complete else first)
-    assert [row["step"] for row in rows(run, "metrics.jsonl")] == [1, 2]
-    assert rows(run, "groups.jsonl") == [{}]
+    logged = log.Log(again)
+    assert (logged.evaluated, logged.bar.n, logged.bar.total) == (2 if complete else first, 2, 30)
+    assert [row["step"] for row in lines(run.folder / "metrics.jsonl")] == [1, 2]
+    assert lines(run.folder / "groups.jsonl") == [{}]
 
 
 def evaluated(run, sets="aa", failed=()) -> list[dict]:
@@ -121,16 +116,19 @@ def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
     answers = evaluated(run, failed=failed)
     run.config = replace(run.config, log_groups=0)
     run.state |= dict(samples_total=8800, seconds_total=1234.5)
-    for logged in (Log(run), Log(run)):
+    groups = [Group(0, None, [Sample(0, 0, SimpleNamespace(text="so"), 0, "raised", why="why")])]
+    metrics = METRICS | dict(reward_first_round=0.5, verdicts=dict(wrong=7, raised=1))
+    for logged in (log.Log(run), log.Log(run)):
         logged.evaluation(answers)
         run.state["step"] += 1
-        logged.step(GROUPS, METRICS | dict(verdicts=dict(wrong=7, raised=1)))
-        assert rows(run, "eval.jsonl")[-1]["avg"] == avg
+        logged.step(groups, metrics)
+        assert lines(run.folder / "eval.jsonl")[-1]["avg"] == avg
     assert logged.bar.postfix == "reward 0.50  samples 8  no gradient 25%  no verdict 1"
-    assert capsys.readouterr().out.splitlines() == [
-        f"step     {i}   held-out avg@2 {said}   8,800 samples, 1,234 s of training"
-        for i in range(2)]
-    p, q = rows(run, "answers.jsonl")[-2:]
+    assert capsys.readouterr().out == "".join(
+        f"step     {i}   held-out avg@2 {said}   8,800 samples, 1,234 s of training\n"
+        f"WARNING, step {i + 1}: 1 of 1 answers got no verdict, such as 'so': raised, why\n"
+        for i in range(2))
+    p, q = lines(run.folder / "answers.jsonl")[-2:]
     assert not (run.folder / "groups.jsonl").exists()
     assert p == dict(step=1, data="a", id="p", level="3", problem="?", gold="1", k=2,
                      reward=avg and 0.5, right=int(avg is not None), text="\\boxed{7}",
@@ -153,20 +151,19 @@ def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
     monkeypatch.setattr(log, "append", lambda file, *rows: (
         written.append((file.stem, len(rows))), real(file, *rows)))
     run.config = replace(run.config, report_to="wandb", log_groups="all", reward="mine.py:f")
-    answers, logged = evaluated(run, "ab"), Log(run)
+    answers, logged = evaluated(run, "ab"), log.Log(run)
     logged.evaluation(answers)
     step(run, logged)
     logged.close()
-    warned, said = f"WARNING: wandb.{broken} failed: no network\\x07", capsys.readouterr().out
-    said = said.splitlines()
-    assert said.count(warned) == dict(log=3).get(broken, bool(broken))
+    said, times = capsys.readouterr().out.splitlines(), dict(log=3).get(broken, bool(broken))
+    assert said.count(f"WARNING: wandb.{broken} failed: no network\\x07") == times
     assert [line for line in said if "held-out" in line] == [
         f"step     0   held-out avg@2 on {name} {avg} (no interval, because all problems have the "
         f"same result), {avg:.1%} above the threshold   0 samples, 0 s of training"
         for name, avg in (("a", 0.5), ("b", 0))]
-    assert [row["place"] for row in rows(run, "groups.jsonl")] == [0, 1, 2]
-    logs = [(f"held_out/{row['data']}", row) for row in rows(run, "eval.jsonl")]
-    logs += [("train", row) for row in rows(run, "metrics.jsonl")]
+    assert [row["place"] for row in lines(run.folder / "groups.jsonl")] == [0, 1, 2]
+    logs = [(f"held_out/{row['data']}", row) for row in lines(run.folder / "eval.jsonl")]
+    logs += [("train", row) for row in lines(run.folder / "metrics.jsonl")]
     assert package.mock_calls == [
         mock.call.init(project="minirl", name="mine", config=asdict(run.config)),
         *(mock.call.log({f"{prefix}/{key}": value for key, value in row.items()
@@ -180,7 +177,7 @@ def answered(run, step, rewards, data="a"):
     """The answers of an evaluation, from the mean reward of each problem."""
     files.append(run.folder / "answers.jsonl", *(
         dict(step=step, data=data, id=f"{data}/{i}", reward=reward, problem=f"problem {i}",
-             status="correct" if reward == 1 else "wrong", text=f"step {step}\n{reward}")
+             status="correct" if reward == 1 else "wrong", text=f"step {step}\n{reward}\x07")
         for i, reward in enumerate(rewards)))
 
 
@@ -203,7 +200,7 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(
     for step, rewards in ((0, then), (120, [0.5] * len(then)), (130, now)):
         for name in sets:
             answered(run, step, rewards, name)
-    Log(run).close()
+    log.Log(run).close()
     change = bootstrap([[after - before for before, after in zip(then, now)
                          if None not in (before, after)]])
     unit, what = ("{:+.3g}", "reward{}") if reward else ("{:+.1%}", "accuracy")
@@ -214,8 +211,8 @@ def test_a_run_ends_with_what_it_has_gained_question_by_question(
     assert capsys.readouterr().out.splitlines() == [
         *(f"held-out {what.format(f' on {name}')}, last evaluation minus first, question by "
           f"question{points}: {mean} [{low}, {high}]. {words}" for name in sets),
-        f"for example problem {shown}", f"  before: step 0  {before}  ({was})",
-        f"  after:  step 130  {after}  ({became})",
+        f"for example problem {shown}", f"  before: step 0  {before}\\x07  ({was})",
+        f"  after:  step 130  {after}\\x07  ({became})",
         f"adapter: {run.folder}/checkpoints; next: .venv/bin/python explore.py {run.folder}",
         "      continue it with  .venv/bin/python minirl.py --name mine --resume --steps 260"]
 

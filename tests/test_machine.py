@@ -14,7 +14,7 @@ from world import CPU, known_model, settled
 
 
 @pytest.mark.parametrize("card, flags, settings", [
-    ((8, 20), {}, ("bfloat16", "adapter", 16384)), ((7, 15), {}, ("float16", "adapter", 8192)),
+    ((8, 20), {}, ("bfloat16", "adapter", 16384)), ((7, 19), {}, ("float16", "adapter", 8192)),
     ((7, 15), dict(dtype="float32", micro_tokens=5000), ("float32", "merge", 5000)),
     (None, {}, ("float32", "merge", 4096))])
 def test_the_settings_of_a_run_follow_the_card(monkeypatch, card, flags, settings):

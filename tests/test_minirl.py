@@ -1,6 +1,7 @@
 """One step of training, the loop around it, and float16, with an engine of random tokens."""
 import json
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 
 import minirl
 from helpers import lines
-from minirl import Row
 from models_small import policy, second, trained_weights
 from parts import logprobs
 from parts.config import Config
@@ -33,12 +33,13 @@ def test_a_run_is_made_of_its_settings_and_samples_from_the_weights_that_it_has_
     monkeypatch.setattr("parts.engine.Engine", lambda path, **how: served.update(how) or engine)
     monkeypatch.setattr(minirl, "load_policy",
                         lambda path, **how: made.update(how) or real(path, **how | on_a_cpu))
+    monkeypatch.setattr("parts.policy.spare_attention", lambda *how: engine.events.append(how))
     monkeypatch.setattr(minirl, "restore", lambda run: engine.events.append("restore"))
     monkeypatch.setattr(minirl, "start_probe", lambda *given: probed.extend(given) or (
         SimpleNamespace(check=lambda: engine.events.append("probe"))))
     flags = WHOLE | dict(seed=3, lora_rank=4, lora_alpha=12, stop="?")
     run = minirl.set_up(tmp_path, Config(**flags), Grader())
-    assert engine.events == ["restore", "sleep", "wake", "sync", "probe"]
+    assert engine.events == [("float32", "cpu"), "restore", "sleep", "wake", "sync", "probe"]
     assert probed == [run.config, engine, run.policy, run.held_out]
     assert made == dict(dtype="float32", rank=4, alpha=12, seed=3, checkpointing=not on_cpu,
                         device="cpu" if on_cpu else "cuda")
@@ -52,12 +53,13 @@ def test_the_engine_sleeps_during_the_update_and_is_synced_and_probed_after_it(m
     run, real = ready(sampler="ada-est"), minirl.accumulate
     monkeypatch.setattr(minirl, "accumulate", lambda *a: run.events.append("loss") or real(*a))
     monkeypatch.setattr(minirl, "optimizer_step", lambda *a: run.events.append("step") or 1.0)
+    start = time.perf_counter()
     groups, metrics = minirl.train_step(1, run)
     assert run.events == ["sleep", "loss", "step", "wake", "sync", "probe"]
     assert {asked.max_tokens for asked in run.engine.asked.values()} == {run.config.max_tokens}
     drawn = [x for g in groups for s in g.pool for x in s.rollout.logprobs]
     parts = [metrics[f"seconds_{phase}"] for phase in ("sample", "train", "sync")]
-    assert min(*parts, metrics["memory_gb"]) > 0
+    assert min(*parts, metrics["memory_gb"]) > 0 and sum(parts) <= time.perf_counter() - start
     assert metrics == metrics | summarize(groups) | dict(
         optimizer_steps=1, skipped_steps=0, probe_gap_max=0.25, grad_norm=1.0,
         lr=run.config.lr / run.config.warmup_steps, seconds=pytest.approx(sum(parts)),
@@ -82,8 +84,7 @@ def test_without_a_finite_gradient_no_weight_moves_and_the_warm_up_waits(judge, 
     assert (metrics["optimizer_steps"], metrics["skipped_steps"]) == (0, skipped)
     assert run.events == ["sleep", "wake", "sync", "probe"]
     assert run.schedule.last_epoch == 0 and not run.optimizer.state
-    torch.testing.assert_close(
-        trained_weights(run.policy), before, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(trained_weights(run.policy), before, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_step_draws_the_same_when_it_is_done_again_and_no_other_step_does(monkeypatch):
@@ -123,8 +124,8 @@ def test_agreement_is_that_of_the_positions_that_predict_the_response(replay):
     routing = SimpleNamespace(
         recorded=lambda rows: [own for _ in rows], agreement=lambda a, b: (a == b).all(-1))
     kept = dict(ids=[1, 2, 3, 4, 5], prompt_length=3, mu_logprobs=[-1.0, -1.0], coefficient=1.0)
-    row = Row(**kept, routes=used, replay=used)
-    bare = Row(**kept)  # of a GPU's engine, which records them for r3 alone
+    row = minirl.Row(**kept, routes=used, replay=used)
+    bare = minirl.Row(**kept)  # of a GPU's engine, which records them for r3 alone
     note_routes(SimpleNamespace(routing=routing), [row, bare], replay)
     assert row.agrees.tolist() == [[False, True], [True, True]] and bare.agrees is None
     assert [row.replay, bare.replay] == ([own, own] if replay == "r2" else [used, None])
@@ -181,13 +182,13 @@ def test_the_engine_sleeps_while_gvm_measures_gradients_and_is_synced_after_it(m
 
 
 @pytest.mark.parametrize("micro_tokens, count", [(900, 3), (299, 1)])
-def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(monkeypatch, micro_tokens, count):
+def test_the_largest_micro_batch_is_tried_and_leaves_no_gradient(micro_tokens, count):
     run = ready(micro_tokens=micro_tokens, max_prompt_tokens=100, max_tokens=200)
-    seen, real = [], logprobs.token_logprobs
-    monkeypatch.setattr(logprobs, "token_logprobs", lambda policy, rows, temperature: (
-        seen.append([len(row.ids) for row in rows]), real(policy, rows, temperature))[1])
+    run.policy.get_input_embeddings().register_forward_pre_hook(
+        lambda _, ids: run.events.append(ids[0].shape))
+    [*second(run.policy).values()][0].register_hook(lambda _: run.events.append("backward"))
     logprobs.try_largest_batch(run)
-    assert seen == [[300] * count] and run.events == ["sleep", "wake"]
+    assert run.events == ["sleep", (count, 300), "backward", "wake"]
     assert all(p.grad is None for p in run.policy.parameters())
 
 
@@ -199,8 +200,8 @@ def rows():
     torch.manual_seed(0)
     ids = [torch.randint(300, (30,)).tolist() for _ in range(8)]
     norm = 1 / (128 * 3000)  # a token's share of the loss is as small as in a run of 128 responses
-    return [Row(ids=x, prompt_length=10, mu_logprobs=[-6.0] * 20, coefficient=(-0.5, 0.5)[i % 2],
-                norm=norm) for i, x in enumerate(ids)]
+    return [minirl.Row(ids=x, prompt_length=10, mu_logprobs=[-6.0] * 20, norm=norm,
+                       coefficient=(-0.5, 0.5)[i % 2]) for i, x in enumerate(ids)]
 
 
 def one_step(policy, optimizer, schedule):

@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from models_small import FAMILIES, MIXTURES, model, policy, second, trained_weights
 from parts import policy as policy_module
-from parts.logprobs import Sequence, token_logprobs
+from parts.logprobs import Sequence, shared_tokens, token_logprobs
 from parts.models import load_model, MODELS
-from parts.policy import adapted_layers, merged_weights
 
 ROWS = [Sequence(list(range(start, start + 20)), 5) for start in (10, 50, 90)]
 
@@ -25,7 +24,7 @@ def test_weights_are_handed_over_with_their_biases_in_the_engines_precision():
     """Qwen2's queries, keys and values have a bias, and vLLM uses only what it is sent."""
     trained = policy(str(MODELS / "tiny"), "bfloat16", moved=0.1)
     base = {name: p.clone() for name, p in trained.base_model.model.state_dict().items()}
-    sent = dict(merged_weights(trained))
+    sent = dict(policy_module.merged_weights(trained))
     assert all(torch.equal(base[name], p)  # nothing is rounded away by merging and taking back
                for name, p in trained.base_model.model.state_dict().items())
     assert {name.split(".")[-2] for name in sent if name.endswith("bias")} == {
@@ -44,6 +43,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient():
             lambda *_: calls.append(checkpointing))
         found.append(gradients(trained))
         assert not trained.config.use_cache  # the keys and values of a pass are not kept, either
+        assert bool(shared_tokens(trained, [Sequence([1] * 30, 20)] * 2)) != checkpointing
     assert calls == [False, True, True]  # again in the backward pass, instead of being kept
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -69,7 +69,7 @@ def test_every_linear_layer_but_the_head_is_adapted_and_of_a_mixture_only_the_at
     made = model(family)
     linear = {name.split(".")[-1] for name, layer in made.named_modules()
               if isinstance(layer, torch.nn.Linear)}
-    assert {*adapted_layers(made.config)} == linear - {"lm_head"}
+    assert {*policy_module.adapted_layers(made.config)} == linear - {"lm_head"}
     assert ("o_proj" in linear) and (family in MIXTURES) == ("down_proj" not in linear)
 
 
@@ -138,7 +138,9 @@ def test_only_plain_lora_of_the_layers_is_loaded(tmp_path, capsys, layer, change
     change = dict(base_model_name_or_path="org/other") | change
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(SystemExit, match=said) if said else contextlib.nullcontext():
-        assert policy_module.load_adapter(tiny, str(tmp_path), "float32")[1] == 3
+        loaded, rank = policy_module.load_adapter(tiny, str(tmp_path), "float32")
+        sent = dict(policy_module.merged_weights(loaded))
+        assert rank == 3 and any("k_proj" in name for name in sent)  # next to the adapted q_proj
     warned = f"WARNING: this adapter names org/other as its model, not {tiny}\n"
     assert capsys.readouterr().out == warned * (change == dict(base_model_name_or_path="org/other"))
 

@@ -107,7 +107,8 @@ REFUSED = {
          text(MINE / "config.json", '{"config": {}}')),
     ],
     "recipes.export": [
-        ("strange made", "is no checkpoint of a run", lambda: LAST.rename("strange")),
+        ("runs/mine/kept/step-000003 made", "is no checkpoint of a run",
+         lambda: LAST.parent.rename(MINE / "kept")),
         ("runs/mine made", "their layers differ", adapter_of(0.1, fewer=1)),
         ("runs/mine made", "their layers differ", adapter_of(0.1, further=torch.zeros(1))),
         ("runs/mine made", "holds numbers that are not finite", adapter_of(math.inf)),

@@ -19,7 +19,7 @@ from world import settled
 
 VARIANTS = {  # family and changes to its config
     "qwen3_moe": ("qwen3_moe", {}), "olmoe": ("olmoe", {}), "mixtral": ("mixtral", {}),
-    "qwen3_moe, gates not normalised": ("qwen3_moe", dict(norm_topk_prob=False)),
+    "11 layers, not normalised": ("qwen3_moe", dict(norm_topk_prob=False, num_hidden_layers=11)),
     "qwen3_moe, dense first layer": ("qwen3_moe", dict(mlp_only_layers=[0]))}
 DEEP = dict(num_hidden_layers=3)
 
@@ -27,7 +27,7 @@ DEEP = dict(num_hidden_layers=3)
 def deep(variant: str = "qwen3_moe"):
     """The trainer's policy of such a model. Its routers have gradients, though none is trained."""
     family, changes = VARIANTS[variant]
-    policy = models_small.policy(family, **DEEP, **changes)
+    policy = models_small.policy(family, **DEEP | changes)
     for name, p in policy.named_parameters():
         p.requires_grad |= name.endswith("gate.weight")
     return policy

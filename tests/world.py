@@ -17,7 +17,7 @@ from ada_sampler import Estimator
 from models_small import one_layer
 from parts import config as configuration
 from parts import engine as engines
-from parts.config import Config
+from parts.config import Config, with_defaults
 from parts.engine import Rollout
 from parts.run_folder import LOGS
 from parts.files import read_rows
@@ -25,7 +25,6 @@ from parts.grader import Verdict
 from parts.machine import GB, Machine
 from parts.models import TINY, Model, find_model
 from parts.policy import make_optimizer
-from parts.config import with_defaults
 
 WORDS = 32  # what the engine writes with
 RATES = [0.15, 0.3, 0.5, 0.7, 0.85, 0.5]  # how often prompts are solved
@@ -77,7 +76,7 @@ class Engine:
             logprobs=[-math.log(WORDS) + rng.gauss(0, 0.3) for _ in range(T)],
             finish_reason="length" if T == max_tokens else "stop",
             text=f"{'right' if correct else 'wrong'} {rng.randrange(10**6)}",
-            routes=torch.tensor([[[0, 1]]] * (len(prompt) + T - 1)) if self.routes else None)
+            routes=torch.tensor([[[0, 1]] * 2] * (len(prompt) + T - 1)) if self.routes else None)
         rollout.prompt, rollout.correct = name_of(prompt), correct  # for the tests alone
         return rollout
 
