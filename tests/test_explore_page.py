@@ -18,13 +18,13 @@ from parts.config import OBJECTIVES
 from test_explore import HOSTILE, RECORDED, recorded_run
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+SMALL = RECORDED / "small"
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def chromium():
-    reason = "playwright is not installed: make extras"
-    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: make extras")
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
     with playwright.sync_playwright() as started:
@@ -67,20 +67,18 @@ def page_of(folder, data):
 
 
 def recorded_group():
-    """Of step 10."""
     return next(g for g in recorded_run()["groups"] if (g["step"], g["place"]) == (10, 9))
 
 
-def run_of(groups=(), name="mine", metrics=(), evals=(), **config):
-    return recorded_run(**config) | dict(
-        name=name, metrics=list(metrics), evals=list(evals), groups=list(groups))
+def run_of(groups, name="mine", metrics=(), **config):
+    return recorded_run(**config) | dict(name=name, metrics=metrics, evals=[], groups=groups)
 
 
 def small_run(number, changes):
     """The run in explore_run/small. The logs of a second one begin a row later."""
-    run = panels.read_run(RECORDED / "small") | dict(name=f"run {number}")
+    run = panels.read_run(SMALL) | dict(name=f"run {number}")
     run["config"] |= changes
-    run["groups"] = explore.read_groups(RECORDED / "small" / "groups.jsonl", None, 0)
+    run["groups"] = explore.read_groups(SMALL / "groups.jsonl", None, 0) * changes.get("copies", 1)
     return run | {log: run[log][number:] for log in ("metrics", "evals", "groups")}
 
 
@@ -111,7 +109,8 @@ TERMS = """config => {
     run.config = config;
     const shown = [...document.querySelectorAll(".token[data-t]")].map(span => {
         span.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
-        return [Number(read("term").dataset.value), read("why").textContent];
+        const gradient = read("why").textContent.split(" ")[1].replaceAll("−", "-");
+        return [Number(read("term").dataset.value), Number(gradient)];
     });
     run.config = own;
     return shown;
@@ -141,7 +140,7 @@ def random_tokens(coefficient, count=200):
 
 
 def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
-    """Its value, and whether there is a gradient, for any numbers and settings."""
+    """Its value and its gradient, for any numbers and settings."""
     group = recorded_group()
     samples = [random_tokens(0.7), random_tokens(-0.4)]
     group["pool"] = [group["pool"][5] | s for s in samples]
@@ -151,13 +150,13 @@ def test_the_formula_of_the_token_under_the_mouse_is_the_objectives(browse):
         for settings in VARIANTS:
             config = recorded_run(**settings)["config"]
             terms, pushes = by_the_objective(s, config)
-            shown, why = zip(*page.evaluate(TERMS, config))
+            shown, gradients = zip(*page.evaluate(TERMS, config))
             assert shown == pytest.approx(terms, abs=1e-9), settings
-            assert [words.startswith("Gradient 0") for words in why] == [p == 0 for p in pushes]
+            assert gradients == pytest.approx(pushes, rel=1e-3), settings
 
 
 @pytest.mark.parametrize("weight, config, words", [
-    (None, {}, None), (9.0, {}, "its weight is "),
+    (None, {}, None), (1.01, {}, "token 1 of answer 6 to prompt 10 of step 10: its weight is "),
     (None, dict(eps_low=0.9, eps_high=9.0), "its mask is 1 here and 0 in the log"),
     (None, dict(objective="own"), "does not know the objective own of mine")])
 def test_a_banner_says_where_the_pages_terms_are_not_those_that_were_logged(
@@ -212,9 +211,9 @@ LINES = """part => [...document.querySelectorAll(`:is(${part}), :is(${part}) *`)
 
 @pytest.mark.core
 def test_each_view_says_what_follows_from_the_log(browse, tmp_path):
-    """Each paragraph of said.txt begins with an address, a part of the page, keys and clicks (@),
-    and the changed settings of one run or two. The address and the title to which they lead and
-    what this part of the page then says must follow from explore_run/small."""
+    """Each paragraph of said.txt begins with an address, a part of the page, keys, clicks (@) and
+    hovers (^), and the changed settings of one run or two. The address and the title to which they
+    lead and what this part of the page then says must follow from explore_run/small."""
     pages, found = {}, []
     for paragraph in SAID.read_text().split("\n\n"):
         head = paragraph.splitlines()[0]
@@ -225,7 +224,8 @@ def test_each_view_says_what_follows_from_the_log(browse, tmp_path):
         page = pages[changes]
         go(page, address if "?" in address else address + "?")
         for key in keys.split(",") if keys != "-" else ():
-            page.click(key[1:]) if key[0] == "@" else page.keyboard.press(key)
+            by_mouse = {"@": page.click, "^": page.hover}.get(key[0])
+            by_mouse(key[1:]) if by_mouse else page.keyboard.press(key)
             settle(page)
         end = f"{page.url.split('#')[1]} {page.title()}"
         found.append("\n".join([head, end, *page.evaluate(LINES, part)]))
