@@ -264,7 +264,7 @@ def test_gvm_with_raft_and_log_is_the_estimator_of_its_paper(norms):
     for g, p, w in zip(groups, p_P, w_P):
         assert g.kept == g.pool[8:] == [s for s in g.pool if s.round]
         assert abs(len(g.kept) - cfg.M * 40 * w / sum(w_P)) < 1
-        assert w or g.outcome == ("out of budget" if p else "too few correct")
+        assert w or (g.outcome, g.p_hat) == ("out of budget" if p else "too few correct", p)
         assert not g.kept or g.baseline == ada.mean([s.reward for s in g.kept])
         for s, c in g.rows():  # 1/(n_i p_i) for accepted ones, over M rows per prompt on average
             assert math.isclose(c / cfg.M, 1 / (len(g.kept) * g.p_hat)) if s.correct else c == 0

@@ -145,7 +145,7 @@ def test_a_run_prints_the_defaults_that_were_chosen_and_what_follows_from_the_ma
         "M steps lr batch_prompts warmup_steps eval_k eval_every eval_questions template").split()}
     for config, machine in (
             (Config(model=SMOLLM, data="gsm8k", **given), CPU),
-            (Config(model="Qwen2.5-Math-1.5B", data="gsm8k", **given), CARD),
+            (Config(model="Qwen2.5-Math-1.5B", data="builtin,gsm8k", **given), CARD),
             (settled(), CPU)):  # as of a resumed run, which has chosen before
         monkeypatch.setattr(config_module, "this_machine", lambda: machine)
         config_module.settle(config)

@@ -94,13 +94,13 @@ def test_an_evaluation_after_the_checkpoint_is_kept_only_if_all_of_it_is_there(
     assert lines(run.folder / "groups.jsonl") == [{}]
 
 
-def evaluated(run, sets="aa", failed=()) -> list[dict]:
+def evaluated(run, sets="aa", failed=(), reward=1.0) -> list[dict]:
     """Two answers to p and two to q. Only the second one to p is right."""
     run.held_out = [Problem("?", "1", name, data, "3") for name, data in zip("pq", sets)]
     run.config = replace(run.config, eval_k=2)
     answers = [dict(data=p.source, id=p.id, sample=s, reward=0.0, tokens=3, text="\\boxed{7}",
                     status="wrong", finish_reason="stop") for p in run.held_out for s in range(2)]
-    answers[1] |= dict(reward=1.0, status="correct")
+    answers[1] |= dict(reward=reward, status="correct")
     for i in failed:
         answers[i] |= dict(reward=None, status="raised", why="")
     return answers
@@ -138,7 +138,6 @@ def test_not_even_an_evaluation_without_any_verdict_ends_a_run_or_a_resumed_one(
     assert figure_of(dict(name="mine", config={}, metrics=drawn[0], evals=drawn[1])).axes
 
 
-# ------------------------------------------------------------------------------ a tracker
 @pytest.mark.parametrize("broken", ["", "init", "log", "finish"])
 def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
         run, monkeypatch, capsys, broken):
@@ -151,7 +150,7 @@ def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
     monkeypatch.setattr(log, "append", lambda file, *rows: (
         written.append((file.stem, len(rows))), real(file, *rows)))
     run.config = replace(run.config, report_to="wandb", log_groups="all", reward="mine.py:f")
-    answers, logged = evaluated(run, "ab"), log.Log(run)
+    answers, logged = evaluated(run, "ab", reward=3.0), log.Log(run)
     logged.evaluation(answers)
     step(run, logged)
     logged.close()
@@ -159,8 +158,8 @@ def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
     assert said.count(f"WARNING: wandb.{broken} failed: no network\\x07") == times
     assert [line for line in said if "held-out" in line] == [
         f"step     0   held-out avg@2 on {name} {avg} (no interval, because all problems have the "
-        f"same result), {avg:.1%} above the threshold   0 samples, 0 s of training"
-        for name, avg in (("a", 0.5), ("b", 0))]
+        f"same result), {share:.1%} above the threshold   0 samples, 0 s of training"
+        for name, avg, share in (("a", 1.5, 0.5), ("b", 0, 0))]
     assert [row["place"] for row in lines(run.folder / "groups.jsonl")] == [0, 1, 2]
     logs = [(f"held_out/{row['data']}", row) for row in lines(run.folder / "eval.jsonl")]
     logs += [("train", row) for row in lines(run.folder / "metrics.jsonl")]
@@ -172,7 +171,6 @@ def test_a_tracker_gets_all_numbers_and_if_it_fails_it_costs_a_run_nothing(
     assert written[:3] == [("answers", 1), ("answers", 1), ("eval", 2)]
 
 
-# ------------------------------------------------------------------------------ ended
 def answered(run, step, rewards, data="a"):
     """The answers of an evaluation, from the mean reward of each problem."""
     files.append(run.folder / "answers.jsonl", *(

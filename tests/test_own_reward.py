@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 import numpy as np
 from rewards import extract_answer
-from helper import TEN
+from eval import TEN  # of its own folder, not the program
 
 @dataclass
 class It:
@@ -37,7 +37,7 @@ def row(problem: dict, completion: str) -> float:
 
 def own_file(folder):
     (folder / "mine.py").write_text(MINE)
-    (folder / "helper.py").write_text("TEN = 10\n")
+    (folder / "eval.py").write_text("TEN = 10\n")
     return folder / "mine.py"
 
 

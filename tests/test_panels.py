@@ -73,7 +73,7 @@ def test_a_curve_has_its_moving_mean_and_on_a_log_scale_the_sizes():
 def test_a_run_is_drawn_with_title_unit_and_lines_of_every_panel(tmp_path):
     """The axis of values begins at 0, or at a negative reward."""
     folder = make(tmp_path / "a$", model="_m", data="")
-    append(folder / "metrics.jsonl", dict(step=13, reward_pool=-2))
+    append(folder / "metrics.jsonl", dict(step=13, reward_pool=-2, clipped_positive=0.5))
     figure = panels.figure_of(run := panels.read_run(folder))
     assert figure.get_suptitle() == r"a\$ ·  _m      (faint: every step, bold: moving mean)"
     logged = {key for row in run["metrics"] for key in row}
@@ -83,6 +83,8 @@ def test_a_run_is_drawn_with_title_unit_and_lines_of_every_panel(tmp_path):
          2 if kind == "accuracy" else 2 * len(logged & {*keys}))
         for kind, title, unit, keys in panels.panels_of([run])]
     reward, accuracy, samples = figure.axes[:3]
+    masked = next(ax for ax in figure.axes if ax.get_title() == "Masked tokens")
+    assert ("A > 0", 0.5) in [(line.get_label(), line.get_ydata()[-1]) for line in masked.lines]
     assert [t.get_text() for t in reward.get_legend().texts] == ["first round (fair)", "whole pool"]
     assert len({line.get_color() for line in reward.lines}) == 2  # faint and bold have the same
     assert samples.get_legend() is None and samples.get_xlabel() == "training steps"

@@ -146,8 +146,8 @@ def test_responses_are_compared_token_by_token_at_the_temperature_of_sampling(
 
 def test_no_update_is_no_alarm_and_a_sync_that_does_nothing_is_one():
     policy = small_policy()
-    engine = NoisyEngine(policy)
-    probe = probed(engine, policy, EXACT)
+    engine = NoisyEngine(policy, temperature=0.7)
+    probe = probed(engine, policy, EXACT, temperature=0.7)
     for held in (policy, engine.held):
         assert not any(p.any() for p in second(held).values())  # the trial adapter is gone
     found = probe.check()
