@@ -56,8 +56,8 @@ INSTRUCTIONS = re.compile("|".join(map(re.escape, (
     BOXED, STEP_BY_STEP, 'Remember to put your answer on its own line after "Answer:".',
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."))))
-# What JSON makes of a single backslash. Here, too, `\theta` means a tab and `heta`. The last line
-# counts only inside $...$, because in a sound text a line may begin with `u = 3`.
+# What JSON makes of a single backslash. Here, too, `\theta` means a tab and `heta`. The last two
+# lines count only in a formula, because in a sound text a line may begin with `u = 3`.
 BROKEN_TEX = re.compile(r"""
     (?P<surely> [\x00-\x08\x0b\x0c\x0e-\x1f\x7f]
         | (?: \theta | \times | \text(bf|it|rm|tt|style)? | \tau | \t(frac|binom) | \tag(?=\{)
@@ -244,8 +244,10 @@ def gold_text(value) -> str:
         value = str(value).removesuffix(".0") if math.isfinite(value) else ""
     text = str(value) if isinstance(value, str | int) else ""
     if (boxed := extract_answer(text)) is not None:  # it has lost white space, as the \f of \frac
-        return require_sound(re.findall(rf"\{{(\s*{re.escape(boxed)})", text)[-1]).strip()
-    text = require_sound(text.rpartition("####")[2]).strip()
+        boxed = re.findall(rf"\{{(\s*{re.escape(boxed)})", text)[-1]
+        return require_sound(boxed, is_formula=True).strip()
+    text = text.rpartition("####")[2]
+    text = require_sound(text, is_formula="\n" not in text.strip()).strip()
     if "\n" in text or len(text) > LONGEST:
         return ""
     text = text.strip("$").rstrip(".").strip("$")
@@ -267,11 +269,11 @@ def as_list(text: str) -> str | list:
     return text
 
 
-def require_sound(text: str) -> str:
+def require_sound(text: str, is_formula: bool = False) -> str:
     """`text`. Raises ValueError if it has a control character, or TeX with a single backslash."""
     for match in BROKEN_TEX.finditer(text):
-        in_math = match.start() == 0 or len(DOLLAR.findall(text, 0, match.start())) % 2
-        if match["surely"] or in_math:
+        in_formula = is_formula or len(DOLLAR.findall(text, 0, match.start())) % 2
+        if match["surely"] or in_formula or match.start() == 0:
             raise ValueError(f"has {match[0]!r} in {shown(repr(text), 80)}: write each backslash "
                              "of TeX twice in JSON (\\\\frac), and no other control characters")
     return text
