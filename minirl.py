@@ -95,7 +95,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR  # of the learning rate
     probe: Probe  # do engine and policy have the same weights?
-    grader: ForkingGrader
+    grader: ForkingGrader  # MathGrader (rewards.py), or OwnReward (parts/grader.py)
     held_out: list[Problem]
     stream: Stream  # the training problems, shuffled again in each epoch
     estimator: Estimator = field(default_factory=Estimator)  # the pass rates of ada-est
@@ -121,7 +121,7 @@ def set_up(folder: Path, flags: Config, grader) -> Run:
 
     run = Run(folder, config, engine, policy, optimizer, schedule, probe, grader, held_out,
               Stream(train, config.seed))
-    restore(run)
+    restore(run)  # if there is a checkpoint to continue from
     try_largest_batch(run)  # so that a lack of memory shows up now, not in an hour
     sync(run)
     return run

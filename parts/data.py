@@ -80,7 +80,7 @@ TEXT_OF_A_LIST = re.compile(
 class Problem:
     problem: str  # the text as the data has it
     answer: str  # gold; may be empty if --reward needs none
-    id: str  # source/split/row, unique among all problems of a run
+    id: str  # such as source/split/row, unique among all problems of a run
     source: str  # its data set
     level: str = ""  # difficulty, if the data set has it
     prompt: str = ""  # the model's input, set by prompts.add_prompts

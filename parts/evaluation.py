@@ -1,4 +1,4 @@
-"""Evaluation, shared by minirl.py and eval.py: k answers to every problem, and their statistics.
+"""An evaluation, for minirl.py or eval.py: k answers to each problem, from engine to statistics.
 
 Results are computed from rows `in_order`, k per question. _Q: one entry per question.
 An answer without a verdict is no sample of the policy, so it counts for nothing.

@@ -1,4 +1,4 @@
-"""Prints and logs what a run does: its steps, its evaluations, its end."""
+"""What a run says on the screen, in its logs or in a tracker: steps, evaluations, its end."""
 import contextlib
 import importlib
 import math

@@ -4,8 +4,8 @@ config.json holds the settings of the last start, the time and the versions of e
 digests of what the numbers depend on. problems.json holds the held-out problems and hashes of the
 trained ones, and without it a folder is not taken as a run's. After a kill only the step that was
 running is repeated, because each step ends with a checkpoint, and this gets its name after all of
-it is on the disk. It has PEFT's layout, so `PeftModel.from_pretrained` and `vllm serve
---lora-modules` can load it, and two more files:
+it is on the disk. Each step seeds its own random numbers, so their state is not saved. PEFT and
+`vllm serve --lora-modules` can load the checkpoint, which has two more files than an adapter:
 
     optimizer.pt     AdamW, learning-rate schedule, loss scale; loaded without pickled code
     state.json       step, totals, position in the data, what ada-est remembers, sizes of the logs

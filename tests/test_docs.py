@@ -106,8 +106,8 @@ def test_quoted_lines_are_lines_of_the_code():
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "walkthrough.ipynb"], ids=lambda page: page.name)
 def test_what_a_page_names_is_there(page):
-    """Files in commands, targets of make, functions where the text says: `prepare` in
-    `parts/run.py`, or `merged_weights` (`parts/engine.py`)."""
+    """Files in commands, targets of make, functions where the text says: `restore` in
+    `parts/run_folder.py`, or `merged_weights` (`parts/engine.py`)."""
     text = page.read_text()
     files = re.findall(r"python ((?:\w+/)*\w+\.py)", text)
     files += [f"parts/{module}.py" for module in re.findall(r"python -m parts\.(\w+)", text)]
