@@ -19,7 +19,7 @@ LOCK := --quiet --no-deps -r requirements-cpu.txt
 OPTIONAL := --quiet --no-deps -r requirements-optional.txt
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 PYTEST := .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
-QUICK := not engine and not slow
+QUICK := not engine and not slow and not long
 BOOK_STYLE := <style>math { font-family: STIX Two Math, Cambria Math, DejaVu Math TeX Gyre, math } \
 	math[display=block] { overflow-x: auto; overflow-y: hidden } \
 	code { overflow-wrap: anywhere }</style>

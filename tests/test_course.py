@@ -365,7 +365,6 @@ UPDATE = "tests/test_objective.py::test_an_update_is_finite"
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_in_every_planted_copy_an_update_runs_and_the_named_test_fails(tmp_path):
     rows = [bug | dict(test=test) for bug in BUGS.values() for test in (UPDATE, bug["test"])]
     (tmp_path / "planted.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -95,7 +95,7 @@ def spelled(pair: tuple[str, str]) -> tuple[str, str]:
     return clean(pair[0]), clean(extract_answer(pair[1]) or "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_any_spelling_or_rewrite_a_verdict_changes(monkeypatch):
     """Each is removed in turn. Most verdicts that change need no math-verify, so they are first."""
     before = {pair: (*spelled(pair), right) for pair, right in accepted().items()}
