@@ -328,7 +328,7 @@ def sift(rows, source: str, split: str, columns: str, whole: bool, limit: int | 
             break
     why = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "none"
     if not problems:
-        columns = shown(", ".join(map(str, row)), 400)
+        columns = shown(", ".join(map(str, row)), 400) or "none"
         raise SystemExit(f"No row of {shown(source)} can be used (dropped: {why}). Its "
                          f"columns are {columns}: use --columns QUESTION,ANSWER (a nested one as "
                          "parent.child); without golds, use --reward FILE.py:FUNCTION.")
