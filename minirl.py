@@ -95,7 +95,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR  # of the learning rate
     probe: Probe  # do engine and policy have the same weights?
-    grader: ForkingGrader  # MathGrader (rewards.py), or OwnReward (parts/grader.py)
+    grader: ForkingGrader  # Grader (rewards.py), or OwnReward (parts/grader.py)
     held_out: list[Problem]
     stream: Stream  # the training problems, shuffled again in each epoch
     estimator: Estimator = field(default_factory=Estimator)  # the pass rates of ada-est
